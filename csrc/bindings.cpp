@@ -1,0 +1,29 @@
+// What the compiled module adds to the ops that mla_ops/ops.py defines: CPU kernels of the private ops, and an autograd
+// kernel for the public ones whose backward raises.
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/library.h>
+
+#include "build_info.h"
+#include "cpu/ops.h"
+#include "cpu/select.h"
+
+TORCH_LIBRARY_IMPL(mla, CPU, m) {
+  m.impl("_decode_native", mla::cpu::decode);
+  m.impl("_plan", mla::cpu::plan);
+  m.impl("_quantize_fp8", mla::cpu::quantize_fp8);
+  m.impl("_write_kv_cache", mla::cpu::write_kv_cache);
+  m.impl("_merge_states", mla::cpu::merge_states);
+}
+
+TORCH_LIBRARY_IMPL(mla, Autograd, m) {
+  for (const char* op : {"decode", "decode_lse", "decode_out", "plan", "plan_", "quantize_fp8", "write_kv_cache",
+                         "merge_states"})
+    m.impl(op, torch::autograd::autogradNotImplementedFallback());
+}
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "Compiled kernels of mla_ops; importing it registers them with torch.";
+  m.def("build_info", &mla::build_info, "What was compiled, from what, for what.");
+  m.def("cpu_isa", [] { return mla::kernels().name; }, "The instruction set in use on this processor.");
+}

@@ -1,0 +1,249 @@
+"""What a caller may pass: every check of every public op, in one place.
+
+The same function runs before the kernel in eager mode and in the fake kernel under `torch.compile`, so that a mistake
+is reported alike in both. Sizes may be symbolic, so nothing here turns them into plain integers. Contents of tensors
+are not looked at: see `validate.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+WIDE = (torch.bfloat16, torch.float16, torch.float32)
+BACKENDS = ("auto", "aiter", "native", "torch")
+MAX_HEADS = 128
+MAX_Q_LEN = 8
+
+
+def _value(name: str, expected: object, got: object) -> NoReturn:
+    raise ValueError(f"{name} must be {expected}, got {got}")
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def _dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:
+    if tensor.dtype not in allowed:
+        raise TypeError(f"{name} must be {_names(allowed)}, got {_names([tensor.dtype])}")
+
+
+def _dim(name: str, tensor: Tensor, layout: str, *dims: int) -> None:
+    if tensor.dim() not in dims:
+        _value(name, layout, f"shape {list(tensor.shape)}")
+
+
+def _shape(name: str, tensor: Tensor, layout: str, *shape: int) -> None:
+    if tensor.dim() != len(shape) or any(a != b for a, b in zip(tensor.shape, shape, strict=True)):
+        _value(name, f"{layout} = {list(shape)}", f"shape {list(tensor.shape)}")
+
+
+def _device(reference: Tensor, **tensors: Tensor | None) -> None:
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != reference.device:
+            _value(name, f"on {reference.device} like the first tensor", f"one on {tensor.device}")
+
+
+def _last_contiguous(name: str, tensor: Tensor) -> None:
+    if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+        _value(name, "contiguous in its last dimension", f"strides {list(tensor.stride())}")
+
+
+def _scale(name: str, scale: Tensor | None, of: str, dtype: torch.dtype, reference: Tensor) -> None:
+    if dtype not in FLOAT8:
+        if scale is not None:
+            _value(name, f"None for a {of} of {_names([dtype])} (it belongs to float8)", "a tensor")
+        return
+    if scale is None:
+        _value(name, f"a one-element float32 tensor for a {of} of {_names([dtype])}", "None")
+    _one_float32(name, scale, reference)
+
+
+def _one_float32(name: str, scale: Tensor, reference: Tensor) -> None:
+    _dtype(name, scale, torch.float32)
+    if scale.numel() != 1:
+        _value(name, "one element", f"shape {list(scale.shape)}")
+    _device(reference, **{name: scale})
+
+
+def _kv_cache(kv_cache: Tensor) -> None:
+    layout = "[pages, page_size, width], or [pages, page_size, 1, width],"
+    _dim("kv_cache", kv_cache, layout, 3, 4)
+    if kv_cache.dim() == 4 and kv_cache.shape[2] != 1:
+        _value("kv_cache", layout + " with a 1 before width", f"shape {list(kv_cache.shape)}")
+    if kv_cache.shape[1] < 1:
+        _value("the page size of kv_cache", "at least 1", kv_cache.shape[1])
+    _dtype("kv_cache", kv_cache, *WIDE, *FLOAT8)
+    _last_contiguous("kv_cache", kv_cache)
+
+
+def _buffer(name: str, tensor: Tensor) -> None:
+    """A tensor that is written into: no two of its elements may share memory."""
+    span = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < span:
+                _value(name, "without elements that overlap", f"strides {list(tensor.stride())}")
+            span = stride * size
+    if tensor.requires_grad and torch.is_grad_enabled():
+        _value(name, "without requires_grad", "one that requires it")
+
+
+def decode(
+    q: Tensor,
+    kv_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Tensor,
+    softmax_scale: float,
+    kv_lora_rank: int,
+    q_scale: Tensor | None,
+    kv_scale: Tensor | None,
+    plan: Tensor | None,
+    plan_spec: Sequence[int] | None,
+    backend: str,
+) -> None:
+    _dim("q", q, "[batch, q_len, heads, width]", 4)
+    _dtype("q", q, *WIDE, *FLOAT8)
+    batch, q_len, heads, width = q.shape
+    if not 1 <= q_len <= MAX_Q_LEN:
+        _value("q_len (the second size of q)", f"between 1 and {MAX_Q_LEN}", q_len)
+    if not 1 <= heads <= MAX_HEADS:
+        _value("heads (the third size of q)", f"between 1 and {MAX_HEADS}", heads)
+    _last_contiguous("q", q)
+    _kv_cache(kv_cache)
+    if kv_cache.shape[-1] != width:
+        _value("the width of kv_cache", f"q's, {width}", kv_cache.shape[-1])
+    if not 1 <= kv_lora_rank <= width:
+        _value("kv_lora_rank", f"between 1 and the width of q, {width}", kv_lora_rank)
+    _dim("block_table", block_table, "[batch, pages]", 2)
+    _dtype("block_table", block_table, torch.int32)
+    if block_table.shape[0] != batch:
+        _value("the first size of block_table", f"the batch, {batch}", block_table.shape[0])
+    _last_contiguous("block_table", block_table)
+    _dtype("seq_lens", seq_lens, torch.int32)
+    _shape("seq_lens", seq_lens, "[batch]", batch)
+    _last_contiguous("seq_lens", seq_lens)
+    _device(q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens, plan=plan)
+    if isinstance(softmax_scale, float) and not math.isfinite(softmax_scale):
+        _value("softmax_scale", "finite", softmax_scale)
+    _scale("q_scale", q_scale, "q", q.dtype, q)
+    _scale("kv_scale", kv_scale, "kv_cache", kv_cache.dtype, q)
+    if backend not in BACKENDS:
+        _value("backend", "one of " + ", ".join(BACKENDS), repr(backend))
+    if (plan is None) != (plan_spec is None):
+        _value("plan and plan_spec", "given together", "only one of them")
+    if plan is not None and plan_spec is not None:
+        plan_tensor(plan, plan_spec)
+        made_for, needed = list(plan_spec[1:4]), [batch, q_len, heads]
+        if any(a != b for a, b in zip(made_for, needed, strict=True)):
+            _value("plan", f"made for [batch, q_len, heads] = {needed}", made_for)
+
+
+def decode_buffers(q: Tensor, kv_lora_rank: int, out_dtype: torch.dtype, out: Tensor, lse: Tensor | None) -> None:
+    batch, q_len, heads, _ = q.shape
+    _shape("out", out, "[batch, q_len, heads, kv_lora_rank]", batch, q_len, heads, kv_lora_rank)
+    _dtype("out", out, out_dtype)
+    _last_contiguous("out", out)
+    _buffer("out", out)
+    if lse is not None:
+        _shape("lse", lse, "[batch, q_len, heads]", batch, q_len, heads)
+        _dtype("lse", lse, torch.float32)
+        _buffer("lse", lse)
+    _device(q, out=out, lse=lse)
+
+
+def no_overlap(written: dict[str, Tensor | None], read: dict[str, Tensor | None]) -> None:
+    """Refuse buffers whose memory range meets that of another argument. Needs real tensors."""
+    seen = {name: _memory_range(tensor) for name, tensor in read.items() if tensor is not None}
+    for name, tensor in written.items():
+        if tensor is None:
+            continue
+        begin, end = _memory_range(tensor)
+        for other, (other_begin, other_end) in seen.items():
+            if begin < other_end and other_begin < end:
+                _value(name, f"in memory of its own, apart from {other}", "one that overlaps it")
+        seen[name] = (begin, end)
+
+
+def _memory_range(tensor: Tensor) -> tuple[int, int]:
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def plan_spec(spec: Sequence[int]) -> None:
+    if len(spec) != 8:
+        _value("plan_spec", "8 integers (see mla_ops/plan.py)", list(spec))
+    kind, batch, _, _, workers, unit_tokens, _, unit_capacity = spec
+    if kind != 0:
+        _value("the kind of plan", "0 (native)", kind)
+    if batch < 0 or workers < 1 or unit_tokens < 1 or unit_capacity < batch:
+        _value("plan_spec", "batch >= 0, workers >= 1, unit_tokens >= 1, unit_capacity >= batch", list(spec))
+
+
+def plan_tensor(plan: Tensor, spec: Sequence[int]) -> None:
+    plan_spec(spec)
+    _dtype("plan", plan, torch.int32)
+    _shape("plan", plan, "[batch + 1]", spec[1] + 1)
+    _last_contiguous("plan", plan)
+
+
+def plan(seq_lens: Tensor, block_table: Tensor, spec: Sequence[int]) -> None:
+    plan_spec(spec)
+    _dtype("seq_lens", seq_lens, torch.int32)
+    _shape("seq_lens", seq_lens, "[batch]", spec[1])
+    _last_contiguous("seq_lens", seq_lens)
+    _dim("block_table", block_table, "[batch, pages]", 2)
+    _dtype("block_table", block_table, torch.int32)
+    if block_table.shape[0] != spec[1]:
+        _value("the first size of block_table", f"the batch, {spec[1]}", block_table.shape[0])
+    _device(seq_lens, block_table=block_table)
+
+
+def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> None:
+    _dtype("x", x, *WIDE)
+    if dtype not in FLOAT8:
+        raise TypeError(f"dtype must be {_names(FLOAT8)}, got {_names([dtype])}")
+    if scale is not None:
+        _one_float32("scale", scale, x)
+
+
+def write_kv_cache(
+    kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None
+) -> None:
+    _dim("kv_c", kv_c, "[tokens, kv_lora_rank]", 2)
+    _dim("k_pe", k_pe, "[tokens, rope]", 2)
+    _dtype("kv_c", kv_c, *WIDE)
+    _dtype("k_pe", k_pe, kv_c.dtype)
+    _kv_cache(kv_cache)
+    _buffer("kv_cache", kv_cache)
+    if kv_c.shape[1] + k_pe.shape[1] != kv_cache.shape[-1]:
+        widths = f"{kv_c.shape[1]} + {k_pe.shape[1]}"
+        _value("the widths of kv_c and k_pe together", f"kv_cache's, {kv_cache.shape[-1]}", widths)
+    _dim("slot_mapping", slot_mapping, "[tokens]", 1)
+    _dtype("slot_mapping", slot_mapping, torch.int64, torch.int32)
+    for name, tensor in (("kv_c", kv_c), ("k_pe", k_pe)):
+        if tensor.shape[0] != slot_mapping.shape[0]:
+            _value(f"the first size of {name}", f"slot_mapping's, {slot_mapping.shape[0]}", tensor.shape[0])
+        _last_contiguous(name, tensor)
+    _device(kv_cache, kv_c=kv_c, k_pe=k_pe, slot_mapping=slot_mapping)
+    _scale("kv_scale", kv_scale, "kv_cache", kv_cache.dtype, kv_cache)
+
+
+def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
+    if out_a.dim() < 1:
+        _value("out_a", "[..., kv_lora_rank]", "a scalar")
+    _dtype("out_a", out_a, *WIDE)
+    _dtype("out_b", out_b, out_a.dtype)
+    _shape("out_b", out_b, "out_a's shape", *out_a.shape)
+    for name, lse in (("lse_a", lse_a), ("lse_b", lse_b)):
+        _dtype(name, lse, torch.float32)
+        _shape(name, lse, "out_a's shape without the last", *out_a.shape[:-1])
+    _device(out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)

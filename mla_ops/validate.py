@@ -1,0 +1,63 @@
+"""Checks of what tensors hold: lengths, page numbers, slots.
+
+On a CPU they run in every call. On a GPU reading them would wait for the device, so that they run only under
+`MLA_OPS_VALIDATE=1`, which refuses to work while a graph is captured. The compiled CPU kernels make the same checks
+themselves (`csrc/cpu/plan.cpp`).
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+
+def _wanted(tensor: Tensor) -> bool:
+    if tensor.device.type == "cpu":
+        return True
+    if os.environ.get("MLA_OPS_VALIDATE", "0") != "1":
+        return False
+    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "MLA_OPS_VALIDATE=1 reads lengths and tables on the host and cannot run while a graph is captured: "
+            "expected it unset, got 1"
+        )
+    return True
+
+
+def tables(block_table: Tensor, seq_lens: Tensor, pages: int, page_size: int) -> None:
+    """Raise ValueError with the first length, or page in use, that the table or the cache does not have."""
+    if not _wanted(seq_lens):
+        return
+    columns = block_table.shape[1]
+    capacity = columns * page_size
+    bad = ((seq_lens < 0) | (seq_lens > capacity)).nonzero()
+    if bad.numel():
+        b = int(bad[0])
+        raise ValueError(
+            f"seq_lens[{b}] must be between 0 and {capacity} ({columns} pages of {page_size} tokens in "
+            f"block_table), got {int(seq_lens[b])}"
+        )
+    in_use = torch.arange(columns, device=seq_lens.device) * page_size < seq_lens[:, None]
+    bad = (in_use & ((block_table < 0) | (block_table >= pages))).nonzero()
+    if bad.numel():
+        b, i = bad[0].tolist()
+        raise ValueError(
+            f"block_table[{b}, {i}] must be between 0 and {pages - 1} (kv_cache has {pages} pages), "
+            f"got {int(block_table[b, i])}"
+        )
+
+
+def slots(slot_mapping: Tensor, pages: int, page_size: int) -> None:
+    """Raise ValueError with the first slot that the cache does not have."""
+    if not _wanted(slot_mapping):
+        return
+    capacity = pages * page_size
+    bad = ((slot_mapping < -1) | (slot_mapping >= capacity)).nonzero()
+    if bad.numel():
+        t = int(bad[0])
+        raise ValueError(
+            f"slot_mapping[{t}] must be between 0 and {capacity - 1} ({pages} pages of {page_size} tokens), "
+            f"or -1 to skip, got {int(slot_mapping[t])}"
+        )
