@@ -1,0 +1,3 @@
+"""Stand-in."""
+
+import torch  # noqa: F401
