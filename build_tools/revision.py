@@ -18,7 +18,7 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def git_revision(root: Path = ROOT) -> str:
-    """Return the revision of the tree, with "+dirty" where it has changes; "unknown" without git."""
+    """Return the tree's revision, with "+dirty" where it has changes; "unknown" without git."""
     top = _git(root, "rev-parse", "--show-toplevel")
     # An unpacked source distribution may lie inside somebody else's repository.
     if top is None or Path(top).resolve() != root.resolve():

@@ -102,7 +102,7 @@ def require_compiler() -> str:
         raise BuildError(f"there is no C++ compiler {command[0]!r}. One of:", *mend)
     reason = isa.reason_against([*command, "-std=c++20"], isa.BASELINE)
     if reason is not None:
-        raise BuildError(f"{shlex.join(command)} compiles no C++20 program: {reason}\nOne of:", *mend)
+        raise BuildError(f"{shlex.join(command)} compiles no C++20: {reason}\nOne of:", *mend)
     told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
     return told.stdout.partition("\n")[0].strip() or "unknown"
 
