@@ -43,10 +43,11 @@ $(ENVIRONMENT): FORCE
 # mla-ops for a release of "mla" and would install yesterday's wheel from its cache.
 $(BUILT): $(ENVIRONMENT) $(BUILD_INPUTS)
 	@echo "compiling mla_ops (a few minutes the first time)"
+	@mkdir -p $(@D) && touch $@.begun
 	@$(PY) -m pip --disable-pip-version-check install --quiet --no-cache-dir --no-build-isolation \
 	    --no-deps --editable .
 	@$(PY) -P build_tools/summary.py
-	@mkdir -p $(@D) && touch $@
+	@mv $@.begun $@  # dated before the build: what is edited meanwhile is newer
 
 demo: $(BUILT)  ## eight decode cases, each checked against the float64 oracle
 	$(PY) -P -m mla_ops demo

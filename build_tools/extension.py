@@ -75,7 +75,7 @@ def _build_commands(build_dir: Path) -> dict[str, type[Command]]:
             super().initialize_options()
             self.build_base = str(build_dir)
 
-    class BuildKernels(BuildExtension):  # type: ignore[misc]
+    class BuildKernels(BuildExtension):
         def finalize_options(self) -> None:
             super().finalize_options()
             # An editable install builds in a temporary folder and would compile all every time.
