@@ -111,7 +111,7 @@ def failed_compile() -> BuildError:
     """Return the error for a compile that failed; the compiler's own words stand above it."""
     return BuildError(
         f"compiling with {shlex.join(cxx())} failed; its errors are above. Things that mend it:",
-        "CXX=g++-12 " + INSTALL + "    (another compiler: GCC 11 or clang 14 at least)",
+        "CXX=g++-13 " + INSTALL + "    (with another compiler)",
         "MAX_JOBS=1 " + INSTALL + "    (when it was killed for want of memory)",
         PURE + "    (no kernels: pure Python, slow)",
     )
