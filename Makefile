@@ -2,6 +2,9 @@
 #
 #   make demo TORCH='torch==2.12.0'    with another torch than the default
 #   make demo PYTHON=/path/to/python   on the torch of that environment, which is left as it is
+#   make demo PYTHON=python3.12 TORCH='torch==2.13.0'    on that Python, with a torch of its own
+#
+# Later calls without them keep to what .venv was made with.
 
 PYTHON ?=
 TORCH ?=
@@ -37,7 +40,7 @@ build: $(BUILT)  ## environment and compiled module, as far as they are out of d
 # Runs every time; make goes on to rebuild only where it changed the file.
 $(ENVIRONMENT): FORCE
 	@$(HOST_PYTHON) build_tools/environment.py $(VENV) \
-	    $(if $(PYTHON),--on-torch-of '$(PYTHON)') $(if $(TORCH),--torch '$(TORCH)')
+	    $(if $(PYTHON),--python '$(PYTHON)') $(if $(TORCH),--torch '$(TORCH)')
 
 # --no-deps: torch is there, and whatever it is, it stays. --no-cache-dir: pip takes a folder called
 # mla-ops for a release of "mla" and would install yesterday's wheel from its cache.

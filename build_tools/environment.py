@@ -2,9 +2,9 @@
 
 Run by whatever python3 the machine has, before anything is installed: standard library only.
 
-With --python the torch of another environment is built on without touching that one: a `.pth` file
-names its package folders. (`venv --system-site-packages` shows a venv's base installation, not the
-venv itself.)
+With --python alone the torch of another environment is built on without touching that one: a
+`.pth` file names its package folders. (`venv --system-site-packages` shows a venv's base
+installation, not the venv itself.)
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def check_python() -> None:
         minimum = ".".join(map(str, MIN_PYTHON))
         sys.exit(
             f"mla_ops needs Python {minimum} or newer, and {sys.executable} is "
-            f"{sys.version.split()[0]}. Run, for instance:\n    make demo PYTHON=python{minimum}"
+            f"{sys.version.split()[0]}. Run, for instance:\n"
+            f"    make demo PYTHON=python{minimum} TORCH={DEFAULT_TORCH}"
         )
     try:
         import ensurepip  # noqa: F401  (Debian packages it apart)
@@ -90,23 +91,29 @@ def package_folders(python: str) -> list[str]:
     if done.returncode:
         sys.exit(
             f"mla_ops: PYTHON={python} has no torch that can be imported:\n{done.stderr}\n"
-            "Install one there, or leave PYTHON= out to get one of its own:\n    make demo"
+            "Install one there, or have one installed into .venv:\n"
+            f"    make demo PYTHON={python} TORCH={DEFAULT_TORCH}"
         )
     return done.stdout.split("\n")[:-1]
 
 
-def wanted_state(base: str | None, torch: str | None, old: dict[str, str]) -> dict[str, str]:
-    """Return what the environment is to be; what was not asked for stays as it is."""
+def wanted_state(python: str, torch: str, old: dict[str, str]) -> dict[str, str]:
+    """Return what the environment is to be; it stays what it is where nothing is asked for.
+
+    A Python without a torch to install is one to take torch from.
+    """
     files = [ROOT / "pyproject.toml", Path(__file__)]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
-    base = old.get("base", "") if base is None else base
-    return {"base": base, "torch": torch or old.get("torch", DEFAULT_TORCH), "inputs": digest}
+    if not (python or torch):
+        python, torch = old.get("python", ""), old.get("torch", DEFAULT_TORCH)
+    return {"python": python, "torch": torch, "inputs": digest}
 
 
 def make(folder: Path, state: dict[str, str], old: dict[str, str]) -> None:
     """Make the environment, anew where another Python or torch is asked for."""
+    folders = [] if state["torch"] else package_folders(state["python"])
     python = folder / "bin" / "python"
-    changed = any(old.get(key, state[key]) != state[key] for key in ("base", "torch"))
+    changed = any(old.get(key, state[key]) != state[key] for key in ("python", "torch"))
     if changed or not has_module(python, "pip"):
         run(sys.executable, "-m", "venv", "--clear", folder)
     pth = next(folder.glob("lib/python*/site-packages")) / "zz_mla_ops_base.pth"
@@ -114,8 +121,8 @@ def make(folder: Path, state: dict[str, str], old: dict[str, str]) -> None:
     tools, late = requirements()
     pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
     run(*pip, *tools)
-    if state["base"]:
-        pth.write_text("\n".join(package_folders(state["base"])) + "\n")
+    if folders:
+        pth.write_text("\n".join(folders) + "\n")
     elif not has_module(python, "torch"):
         run(*pip, state["torch"])
     for requirement in late:
@@ -128,13 +135,13 @@ def main() -> None:
     check_python()
     parser = argparse.ArgumentParser(description="Make the Makefile's virtual environment.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--on-torch-of", metavar="PYTHON", help="build on this Python's torch")
-    parser.add_argument("--torch", metavar="SPEC", help=f"torch to install, not {DEFAULT_TORCH}")
+    parser.add_argument("--python", default="", help="take torch from it, or run on it")
+    parser.add_argument("--torch", default="", help="what to install; without: the Python's own")
     arguments = parser.parse_args()
 
     state_file = arguments.folder / STATE
     old = json.loads(state_file.read_text()) if state_file.exists() else {}
-    state = wanted_state(arguments.on_torch_of, arguments.torch, old)
+    state = wanted_state(arguments.python, arguments.torch, old)
     if state == old:
         return
     os.environ.pop("PYTHONPATH", None)

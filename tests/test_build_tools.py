@@ -151,11 +151,11 @@ def test_header_quotes_and_keeps_its_date(tmp_path: Path) -> None:
 
 def test_environment_keeps_what_it_was_made_with() -> None:
     """`make test` after `make demo PYTHON=...` must not throw that environment away."""
-    made = environment.wanted_state("/opt/venv/bin/python", None, {})
-    assert made["base"] == "/opt/venv/bin/python"
-    assert environment.wanted_state(None, None, made) == made
-    other = environment.wanted_state(None, "torch==2.12.0", made)
-    assert (other["base"], other["torch"]) == (made["base"], "torch==2.12.0")
+    made = environment.wanted_state("/opt/venv/bin/python", "", {})
+    assert (made["python"], made["torch"]) == ("/opt/venv/bin/python", "")
+    assert environment.wanted_state("", "", made) == made
+    fresh = environment.wanted_state("", "", {})
+    assert (fresh["python"], fresh["torch"]) == ("", environment.DEFAULT_TORCH)
 
 
 def test_environment_on_a_python_without_torch_says_so(tmp_path: Path) -> None:
