@@ -42,13 +42,12 @@ $(ENVIRONMENT): FORCE
 	@$(HOST_PYTHON) build_tools/environment.py $(VENV) \
 	    $(if $(PYTHON),--python '$(PYTHON)') $(if $(TORCH),--torch '$(TORCH)')
 
-# --no-deps: torch is there, and whatever it is, it stays. --no-cache-dir: pip takes a folder called
-# mla-ops for a release of "mla" and would install yesterday's wheel from its cache.
+# --no-deps: torch is there, and whatever it is, it stays.
 $(BUILT): $(ENVIRONMENT) $(BUILD_INPUTS)
 	@echo "compiling mla_ops (a few minutes the first time)"
 	@mkdir -p $(@D) && touch $@.begun
-	@$(PY) -m pip --disable-pip-version-check install --quiet --no-cache-dir --no-build-isolation \
-	    --no-deps --editable .
+	@$(PY) -m pip --disable-pip-version-check install --quiet --no-build-isolation --no-deps \
+	    --editable .
 	@$(PY) -P build_tools/summary.py
 	@mv $@.begun $@  # dated before the build: what is edited meanwhile is newer
 

@@ -115,6 +115,7 @@ def setup_arguments() -> dict[str, Any]:
     """Return what setup.py passes on to setuptools.setup."""
     if toolchain.skip_build():
         return {}
+    toolchain.settle_cxx()
     try:
         toolchain.require_python_headers()
         toolchain.require_compiler()

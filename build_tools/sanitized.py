@@ -36,7 +36,7 @@ def build() -> None:
 
 def _runtime(library: str) -> str:
     """Return the path of one of the compiler's libraries."""
-    compiler = os.environ.get("CXX", "c++").split()
+    compiler = (os.environ.get("CXX") or "c++").split()
     asked = [*compiler, f"-print-file-name={library}"]
     path = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
     if not Path(path).is_absolute():

@@ -37,9 +37,24 @@ def skip_build() -> bool:
     return os.environ.get("MLA_OPS_SKIP_BUILD", "").lower() not in ("", "0", "false", "no")
 
 
+def settle_cxx() -> None:
+    """Leave one word in $CXX, where some keep a command: torch takes all of it for a path.
+
+    Arguments go to $CFLAGS, which distutils hands on; ccache and sccache torch finds by itself.
+    """
+    words = shlex.split(os.environ.get("CXX", ""))
+    while len(words) > 1 and Path(words[0]).name in ("ccache", "sccache"):
+        del words[0]
+    if words:
+        os.environ["CXX"] = words[0]
+    if words[1:]:
+        os.environ["CFLAGS"] = f"{shlex.join(words[1:])} {os.environ.get('CFLAGS', '')}".strip()
+
+
 def cxx() -> list[str]:
-    """Return the C++ compiler's command, as torch will call it: $CXX, which may hold arguments."""
-    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    """Return the command that C++ is compiled with: $CXX and $CFLAGS."""
+    flags = shlex.split(os.environ.get("CFLAGS", ""))
+    return [os.environ.get("CXX") or "c++", *flags]
 
 
 def require_torch() -> str:
@@ -103,7 +118,7 @@ def require_compiler() -> str:
     reason = isa.reason_against([*command, "-std=c++20"], isa.BASELINE)
     if reason is not None:
         raise BuildError(f"{shlex.join(command)} compiles no C++20: {reason}\nOne of:", *mend)
-    told = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    told = subprocess.run([command[0], "--version"], capture_output=True, text=True, check=False)
     return told.stdout.partition("\n")[0].strip() or "unknown"
 
 

@@ -96,8 +96,10 @@ def test_old_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_compiler_with_arguments_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CXX", "c++ -pipe")
-    assert toolchain.cxx() == ["c++", "-pipe"]
+    monkeypatch.setenv("CXX", "ccache c++ -pipe '-DA=b c'")
+    monkeypatch.setenv("CFLAGS", "-g1")
+    toolchain.settle_cxx()
+    assert toolchain.cxx() == ["c++", "-pipe", "-DA=b c", "-g1"]
     assert toolchain.require_compiler()
 
 
