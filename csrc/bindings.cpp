@@ -24,6 +24,8 @@ TORCH_LIBRARY_IMPL(mla, Autograd, m) {
 
 PYBIND11_MODULE(_C, m) {
   m.doc() = "Compiled kernels of mla_ops; importing it registers them with torch.";
-  m.def("build_info", &mla::build_info, "What was compiled, from what, for what.");
-  m.def("cpu_isa", [] { return mla::kernels().name; }, "The instruction set in use on this processor.");
+  mla::register_build_info(m);
+  m.def(
+      "cpu_isa", [] { return mla::kernels().name; },
+      "The instruction set in use on this processor.");
 }
