@@ -1,5 +1,5 @@
-// What the compiled module adds to the ops that mla_ops/ops.py defines: CPU kernels of the private ops, and an autograd
-// kernel for the public ones whose backward raises.
+// What the compiled module adds to the ops that mla_ops/ops.py defines: CPU kernels of the private
+// ops, and an autograd kernel for the public ones whose backward raises.
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
@@ -17,8 +17,8 @@ TORCH_LIBRARY_IMPL(mla, CPU, m) {
 }
 
 TORCH_LIBRARY_IMPL(mla, Autograd, m) {
-  for (const char* op : {"decode", "decode_lse", "decode_out", "plan", "plan_", "quantize_fp8", "write_kv_cache",
-                         "merge_states"})
+  for (const char* op : {"decode", "decode_lse", "decode_out", "plan", "plan_", "quantize_fp8",
+                         "write_kv_cache", "merge_states"})
     m.impl(op, torch::autograd::autogradNotImplementedFallback());
 }
 

@@ -1,5 +1,6 @@
-// One macro per kind of check. Each raises ValueError or TypeError and says what was expected and what came. The full
-// checks, which users meet, are in mla_ops/checks.py; these guard the memory that the kernels touch.
+// One macro per kind of check. Each raises ValueError or TypeError and says what was expected and
+// what came. The full checks, which users meet, are in mla_ops/checks.py; these guard the memory
+// that the kernels touch.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,17 +11,20 @@
 #define MLA_CHECK_CPU(tensor) MLA_CHECK((tensor).is_cpu(), #tensor, "on the CPU", (tensor).device())
 
 #define MLA_CHECK_DIM(tensor, dims) \
-  MLA_CHECK((tensor).dim() == (dims), #tensor, (dims) << "-dimensional", (tensor).sizes())
+  MLA_CHECK((tensor).dim() == (dims), #tensor, c10::str((dims), "-dimensional"), (tensor).sizes())
 
-#define MLA_CHECK_SIZES(tensor, ...) \
-  MLA_CHECK((tensor).sizes() == at::IntArrayRef(__VA_ARGS__), #tensor, at::IntArrayRef(__VA_ARGS__), (tensor).sizes())
+#define MLA_CHECK_SIZES(tensor, ...)                                   \
+  MLA_CHECK((tensor).sizes() == at::IntArrayRef(__VA_ARGS__), #tensor, \
+            at::IntArrayRef(__VA_ARGS__), (tensor).sizes())
 
-#define MLA_CHECK_DTYPE(tensor, type)                                                                          \
-  TORCH_CHECK_TYPE((tensor).scalar_type() == (type), #tensor " must be ", (type), ", got ", (tensor).scalar_type())
+#define MLA_CHECK_DTYPE(tensor, type)                                                       \
+  TORCH_CHECK_TYPE((tensor).scalar_type() == (type), #tensor " must be ", (type), ", got ", \
+                   (tensor).scalar_type())
 
-#define MLA_CHECK_LAST_CONTIGUOUS(tensor)                                                                      \
-  MLA_CHECK((tensor).size(-1) <= 1 || (tensor).stride(-1) == 1, #tensor, "contiguous in its last dimension", \
-            "strides " << (tensor).strides())
+#define MLA_CHECK_LAST_CONTIGUOUS(tensor)                                \
+  MLA_CHECK((tensor).size(-1) <= 1 || (tensor).stride(-1) == 1, #tensor, \
+            "contiguous in its last dimension", c10::str("strides ", (tensor).strides()))
 
-#define MLA_CHECK_CONTIGUOUS(tensor) \
-  MLA_CHECK((tensor).is_contiguous(), #tensor, "contiguous", "strides " << (tensor).strides())
+#define MLA_CHECK_CONTIGUOUS(tensor)                         \
+  MLA_CHECK((tensor).is_contiguous(), #tensor, "contiguous", \
+            c10::str("strides ", (tensor).strides()))

@@ -1,5 +1,6 @@
-// The host side of a plan: the integers that travel beside the plan tensor, so that a plan made for another problem is
-// refused without reading it. mla_ops/plan.py makes them, field by field as here.
+// The host side of a plan: the integers that travel beside the plan tensor, so that a plan made for
+// another problem is refused without reading it. mla_ops/plan.py makes them, field by field as
+// here.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -16,13 +17,15 @@ struct PlanSpec {
   int64_t kind, batch, q_len, heads, workers, unit_tokens, fixed_split, unit_capacity;
 
   explicit PlanSpec(at::IntArrayRef spec) {
-    MLA_CHECK(spec.size() == kFields, "plan_spec", kFields << " integers", spec);
+    MLA_CHECK(spec.size() == kFields, "plan_spec", c10::str(kFields, " integers"), spec);
     kind = spec[0], batch = spec[1], q_len = spec[2], heads = spec[3];
     workers = spec[4], unit_tokens = spec[5], fixed_split = spec[6], unit_capacity = spec[7];
     MLA_CHECK(kind == kNative, "plan_spec", "of a native plan (kind 0)", spec);
-    MLA_CHECK(batch >= 0 && workers >= 1 && unit_tokens >= 1 && unit_capacity >= batch && workers <= INT32_MAX &&
-                  unit_tokens <= INT32_MAX && unit_capacity <= INT32_MAX,
-              "plan_spec", "a batch >= 0, workers and unit_tokens >= 1 and unit_capacity >= batch, all int32", spec);
+    MLA_CHECK(batch >= 0 && workers >= 1 && unit_tokens >= 1 && unit_capacity >= batch &&
+                  workers <= INT32_MAX && unit_tokens <= INT32_MAX && unit_capacity <= INT32_MAX,
+              "plan_spec",
+              "a batch >= 0, workers and unit_tokens >= 1 and unit_capacity >= batch, all int32",
+              spec);
   }
 
   void check_plan(const at::Tensor& plan) const {
@@ -32,8 +35,8 @@ struct PlanSpec {
   }
 
   Schedule schedule(const int32_t* first_unit) const {
-    return {first_unit, static_cast<int32_t>(batch), static_cast<int32_t>(workers), static_cast<int32_t>(unit_tokens),
-            fixed_split != 0};
+    return {first_unit, static_cast<int32_t>(batch), static_cast<int32_t>(workers),
+            static_cast<int32_t>(unit_tokens), fixed_split != 0};
   }
 
   int64_t slots() const { return Schedule::slots(batch, workers, unit_capacity, fixed_split != 0); }

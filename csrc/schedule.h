@@ -1,20 +1,24 @@
-// Split scheduling for decode: which worker reads which tokens. Plain C++, no torch, shared by every native backend.
+// Split scheduling for decode: which worker reads which tokens. Plain C++, no torch, shared by
+// every native backend.
 //
-// A sequence of L tokens is max(1, ceil(L / unit_tokens)) units; all units of a batch, in order, form one line, which
-// is cut into `workers` equal stretches. Everything else follows from `first_unit`, the running sum that the plan
-// tensor holds: it needs no addresses and may be copied, moved or captured.
+// A sequence of L tokens is max(1, ceil(L / unit_tokens)) units; all units of a batch, in order,
+// form one line, which is cut into `workers` equal stretches. Everything else follows from
+// `first_unit`, the running sum that the plan tensor holds: it needs no addresses and may be
+// copied, moved or captured.
 #pragma once
 
 #include <cstdint>
 
-// Always inlined: the CPU files compiled per instruction set must not share a symbol, not even a weak one.
+// Always inlined: the CPU files compiled per instruction set must not share a symbol, not even a
+// weak one.
 #ifndef MLA_INLINE
 #define MLA_INLINE inline __attribute__((always_inline))
 #endif
 
 namespace mla {
 
-// A run of tokens of one sequence that one worker reads. `slot` is its place among the partial results.
+// A run of tokens of one sequence that one worker reads. `slot` is its place among the partial
+// results.
 struct Piece {
   int32_t sequence;
   int64_t begin;
@@ -27,22 +31,27 @@ struct Schedule {
   int32_t batch;
   int32_t workers;
   int32_t unit_tokens;
-  // Batch-invariant mode: every unit is a piece of its own, so that where a sequence is cut, and the order in which
-  // its pieces are merged, depend on its own length alone.
+  // Batch-invariant mode: every unit is a piece of its own, so that where a sequence is cut, and
+  // the order in which its pieces are merged, depend on its own length alone.
   bool fixed_split;
 
   MLA_INLINE static int32_t units_of(int64_t length, int32_t unit_tokens) {
-    return length <= unit_tokens ? 1 : static_cast<int32_t>((length + unit_tokens - 1) / unit_tokens);
+    return length <= unit_tokens ? 1
+                                 : static_cast<int32_t>((length + unit_tokens - 1) / unit_tokens);
   }
 
-  // Partial results to make room for. `first_unit` is not read, so that it can be asked before the plan exists.
-  MLA_INLINE static int64_t slots(int64_t batch, int64_t workers, int64_t unit_capacity, bool fixed_split) {
+  // Partial results to make room for. `first_unit` is not read, so that it can be asked before the
+  // plan exists.
+  MLA_INLINE static int64_t slots(int64_t batch, int64_t workers, int64_t unit_capacity,
+                                  bool fixed_split) {
     return fixed_split ? unit_capacity : workers + batch;
   }
 
   MLA_INLINE int64_t units() const { return first_unit[batch]; }
 
-  MLA_INLINE int64_t first_unit_of_worker(int32_t worker) const { return units() * worker / workers; }
+  MLA_INLINE int64_t first_unit_of_worker(int32_t worker) const {
+    return units() * worker / workers;
+  }
 
   MLA_INLINE int32_t worker_of(int64_t unit) const {
     return static_cast<int32_t>(((unit + 1) * workers - 1) / units());
@@ -63,7 +72,8 @@ struct Schedule {
 
   MLA_INLINE int32_t pieces(int32_t sequence) const {
     const int64_t first = first_unit[sequence], last = first_unit[sequence + 1] - 1;
-    return static_cast<int32_t>(fixed_split ? last - first + 1 : worker_of(last) - worker_of(first) + 1);
+    return static_cast<int32_t>(fixed_split ? last - first + 1
+                                            : worker_of(last) - worker_of(first) + 1);
   }
 
   // Slots of a sequence's pieces are consecutive, in the order of its tokens.
@@ -72,16 +82,17 @@ struct Schedule {
     return fixed_split ? first : static_cast<int64_t>(worker_of(first)) + sequence;
   }
 
-  // The piece that starts at `unit` within the stretch [.., stretch_end) of `worker`; moves `unit` behind it.
+  // The piece that starts at `unit` within the stretch [.., stretch_end) of `worker`; moves `unit`
+  // behind it.
   MLA_INLINE Piece take_piece(int64_t& unit, int64_t stretch_end, int32_t worker, int32_t sequence,
-                                   int64_t length) const {
+                              int64_t length) const {
     const int64_t start = first_unit[sequence];
     int64_t stop = first_unit[sequence + 1];
     stop = fixed_split ? unit + 1 : (stop < stretch_end ? stop : stretch_end);
     Piece piece{sequence, (unit - start) * unit_tokens, (stop - start) * unit_tokens, 0};
     piece.end = piece.end < length ? piece.end : length;
-    // A worker that goes on to the next sequence, and a sequence that goes on to the next worker, each move the slot
-    // by one: worker + sequence is unique.
+    // A worker that goes on to the next sequence, and a sequence that goes on to the next worker,
+    // each move the slot by one: worker + sequence is unique.
     piece.slot = fixed_split ? unit : static_cast<int64_t>(worker) + sequence;
     unit = stop;
     return piece;

@@ -1,4 +1,5 @@
-"""Multi-head Latent Attention decode as one PyTorch op: `torch.ops.mla.decode`, or `mla_ops.decode`."""
+"""Multi-head Latent Attention decode as one PyTorch op: `torch.ops.mla.decode`, or
+`mla_ops.decode`."""
 
 from mla_ops.capability import explain, supports
 from mla_ops.decode import decode, merge_states

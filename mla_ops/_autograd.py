@@ -1,8 +1,8 @@
 """A backward that raises, for where nothing was compiled.
 
-The compiled module registers torch's own `autogradNotImplementedFallback`, which costs nothing; this is the same in
-Python. Without either, `backward()` would succeed and leave the gradients None. `register_autograd` is no way out: it
-refuses keyword-only tensors.
+The compiled module registers torch's own `autogradNotImplementedFallback`, which costs nothing;
+this is the same in Python. Without either, `backward()` would succeed and leave the gradients None.
+`register_autograd` is no way out: it refuses keyword-only tensors.
 """
 
 from __future__ import annotations

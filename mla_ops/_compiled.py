@@ -1,4 +1,5 @@
-"""The compiled module: importing it registers its kernels. Nothing else of the package imports it directly."""
+"""The compiled module: importing it registers its kernels. Nothing else of the package imports it
+directly."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ missing: str | None = None
 
 
 def load() -> ModuleType | None:
-    """Import `mla_ops._C`; None where it was not built, with a warning where it was but cannot be loaded."""
+    """Import `mla_ops._C`; None where it was not built, with a warning where it was but cannot be
+    loaded."""
     global missing
     if importlib.util.find_spec("mla_ops._C") is None:
         missing = f"mla_ops was installed without compiled kernels; to build them: {REBUILD}"
@@ -26,7 +28,8 @@ def load() -> ModuleType | None:
     try:
         return importlib.import_module("mla_ops._C")
     except Exception as error:
-        # A module built against another torch fails in many ways; all of them leave the torch backend usable.
+        # A module built against another torch fails in many ways; all of them leave the torch
+        # backend usable.
         missing = f"the compiled kernels cannot be loaded ({error}); to rebuild them: {REBUILD}"
         warnings.warn(missing, RuntimeWarning, stacklevel=2)
         return None

@@ -1,8 +1,9 @@
 """What can run where: one table, and the only place with a condition on hardware.
 
-A row says which problems a kernel takes; `decide` returns the first row that fits and is there. `supports` and
-`explain` answer for users without running anything. `backend=` or the environment's MLA_OPS_BACKEND restricts the
-choice; a forced backend that cannot serve raises with the reason and the nearest thing that can.
+A row says which problems a kernel takes; `decide` returns the first row that fits and is there.
+`supports` and `explain` answer for users without running anything. `backend=` or the environment's
+MLA_OPS_BACKEND restricts the choice; a forced backend that cannot serve raises with the reason and
+the nearest thing that can.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Row:
     missing: Callable[[], str | None] = field(default=lambda: None)
 
     def refuses(self, problem: Problem) -> str | None:
-        """Return why this row does not take the problem, as expected and got, or None where it does."""
+        """Return why this row does not take the problem, or None where it does."""
         wants: tuple[tuple[str, object, object], ...] = (
             ("arch", self.arch, problem.arch),
             ("q", self.q_dtype, problem.q_dtype),
@@ -102,7 +103,9 @@ def _planned(what: str) -> Callable[[], str | None]:
     return lambda: f"{what} is not part of this release yet"
 
 
-def _aiter(arch: str, kernel: str, q: torch.dtype, cache: torch.dtype, heads: int, q_len: int, lse: bool) -> Row:
+def _aiter(
+    arch: str, kernel: str, q: torch.dtype, cache: torch.dtype, heads: int, q_len: int, lse: bool
+) -> Row:
     return Row(
         backend="aiter",
         kernel=kernel,
@@ -121,7 +124,9 @@ def _aiter(arch: str, kernel: str, q: torch.dtype, cache: torch.dtype, heads: in
     )
 
 
-NATIVE_GPUS = frozenset(("gfx942", "gfx950", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"))
+NATIVE_GPUS = frozenset(
+    ("gfx942", "gfx950", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+)
 
 TABLE: tuple[Row, ...] = (
     _aiter("gfx942", "mla_a8w8_qh16_qseqlen1_gqaratio16_ps", FNUZ, FNUZ, 16, 1, False),
@@ -148,13 +153,18 @@ TABLE: tuple[Row, ...] = (
         arch=frozenset(("cpu",)),
         missing=lambda: _compiled.missing,
     ),
-    Row(backend="torch", kernel="mla_ops/backends/torch", reason="plain torch: any device, correct, not fast"),
+    Row(
+        backend="torch",
+        kernel="mla_ops/backends/torch",
+        reason="plain torch: any device, correct, not fast",
+    ),
 )
 
 
 @functools.cache
 def arch_of(device: torch.device) -> str:
-    """Return the architecture's name: cpu, gfx942, sm_90, ... or the device type where there is no finer one."""
+    """Return the architecture's name: cpu, gfx942, sm_90, ... or the device type where there is no
+    finer one."""
     if device.type != "cuda":
         return device.type
     properties = torch.cuda.get_device_properties(device)
@@ -164,7 +174,8 @@ def arch_of(device: torch.device) -> str:
 
 
 def float8_dtype(device: torch.device) -> torch.dtype:
-    """Return the float8 type that the device's matrix units take: e4m3fnuz on gfx942, e4m3fn elsewhere."""
+    """Return the float8 type that the device's matrix units take: e4m3fnuz on gfx942, e4m3fn
+    elsewhere."""
     return FNUZ if arch_of(device) == "gfx942" else FN
 
 
@@ -173,7 +184,9 @@ def _forced(backend: str) -> str:
         return backend
     wanted = os.environ.get("MLA_OPS_BACKEND", "auto")
     if wanted not in checks.BACKENDS:
-        raise ValueError(f"MLA_OPS_BACKEND must be one of {', '.join(checks.BACKENDS)}, got {wanted!r}")
+        raise ValueError(
+            f"MLA_OPS_BACKEND must be one of {', '.join(checks.BACKENDS)}, got {wanted!r}"
+        )
     return wanted
 
 
@@ -202,7 +215,8 @@ def describe(problem: Problem) -> str:
     """Return the problem in one line."""
     return (
         f"{problem.arch}, q {_text(problem.q_dtype)} [S={problem.q_len}, H={problem.heads}], "
-        f"cache {_text(problem.cache_dtype)} [page {problem.page_size}, D={problem.width}, R={problem.kv_lora_rank}], "
+        f"cache {_text(problem.cache_dtype)} [page {problem.page_size}, D={problem.width}, "
+        f"R={problem.kv_lora_rank}], "
         f"causal={problem.causal}, lse={problem.lse}"
     )
 
@@ -235,7 +249,9 @@ def _problem(
     cache_bytes: int = 0,
 ) -> Problem:
     if arch is None:
-        arch = arch_of(torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu"))
+        arch = arch_of(
+            torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        )
     width = kv_lora_rank + rope
     over = cache_bytes > 1 << 32
     return Problem(
@@ -246,9 +262,10 @@ def _problem(
 def supports(*, backend: str = "auto", **problem: Any) -> bool:
     """Say whether decode can serve a problem, without running anything.
 
-    arch: "cpu", "gfx942", "sm_90", ...; by default this machine's. q_dtype, cache_dtype: torch dtypes (bfloat16).
-    heads (16), q_len (1), page_size (64), kv_lora_rank (512), rope (64), cache_bytes (0): int. causal (True), lse
-    (False): bool. backend: "auto" or the one that must serve.
+    arch: "cpu", "gfx942", "sm_90", ...; by default this machine's. q_dtype, cache_dtype: torch
+        dtypes (bfloat16).
+    heads (16), q_len (1), page_size (64), kv_lora_rank (512), rope (64), cache_bytes (0): int.
+    causal (True), lse (False): bool. backend: "auto" or the one that must serve.
     """
     wanted = _problem(**problem)
     return any(
@@ -257,7 +274,8 @@ def supports(*, backend: str = "auto", **problem: Any) -> bool:
 
 
 def explain(*, backend: str = "auto", **problem: Any) -> str:
-    """Return the table's answer for a problem (as `supports`): what serves, and why each other row does not."""
+    """Return the table's answer for a problem (as `supports`): what serves, and why each other row does
+    not."""
     wanted, forced, chosen = _problem(**problem), _forced(backend), False
     lines = [describe(wanted)]
     for row in TABLE:

@@ -1,7 +1,8 @@
 """What a caller may pass: every check of every public op, in one place.
 
-The same function runs before the kernel in eager mode and in the fake kernel under `torch.compile`, so that a mistake
-is reported alike in both. Sizes may be symbolic, so nothing here turns them into plain integers. Contents of tensors
+The same function runs before the kernel in eager mode and in the fake kernel under `torch.compile`,
+so that a mistake is reported alike in both. Sizes may be symbolic, so nothing here turns them into
+plain integers. Contents of tensors
 are not looked at: see `validate.py`.
 """
 
@@ -145,7 +146,9 @@ def decode(
             _value("plan", f"made for [batch, q_len, heads] = {needed}", made_for)
 
 
-def decode_buffers(q: Tensor, kv_lora_rank: int, out_dtype: torch.dtype, out: Tensor, lse: Tensor | None) -> None:
+def decode_buffers(
+    q: Tensor, kv_lora_rank: int, out_dtype: torch.dtype, out: Tensor, lse: Tensor | None
+) -> None:
     batch, q_len, heads, _ = q.shape
     _shape("out", out, "[batch, q_len, heads, kv_lora_rank]", batch, q_len, heads, kv_lora_rank)
     _dtype("out", out, out_dtype)
@@ -174,7 +177,9 @@ def no_overlap(written: dict[str, Tensor | None], read: dict[str, Tensor | None]
 def _memory_range(tensor: Tensor) -> tuple[int, int]:
     if tensor.numel() == 0:
         return 0, 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
@@ -185,7 +190,11 @@ def plan_spec(spec: Sequence[int]) -> None:
     if kind != 0:
         _value("the kind of plan", "0 (native)", kind)
     if batch < 0 or workers < 1 or unit_tokens < 1 or unit_capacity < batch:
-        _value("plan_spec", "batch >= 0, workers >= 1, unit_tokens >= 1, unit_capacity >= batch", list(spec))
+        _value(
+            "plan_spec",
+            "batch >= 0, workers >= 1, unit_tokens >= 1, unit_capacity >= batch",
+            list(spec),
+        )
 
 
 def plan_tensor(plan: Tensor, spec: Sequence[int]) -> None:
@@ -231,7 +240,11 @@ def write_kv_cache(
     _dtype("slot_mapping", slot_mapping, torch.int64, torch.int32)
     for name, tensor in (("kv_c", kv_c), ("k_pe", k_pe)):
         if tensor.shape[0] != slot_mapping.shape[0]:
-            _value(f"the first size of {name}", f"slot_mapping's, {slot_mapping.shape[0]}", tensor.shape[0])
+            _value(
+                f"the first size of {name}",
+                f"slot_mapping's, {slot_mapping.shape[0]}",
+                tensor.shape[0],
+            )
         _last_contiguous(name, tensor)
     _device(kv_cache, kv_c=kv_c, k_pe=k_pe, slot_mapping=slot_mapping)
     _scale("kv_scale", kv_scale, "kv_cache", kv_cache.dtype, kv_cache)

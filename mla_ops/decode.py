@@ -26,38 +26,42 @@ def decode(
     lse: Tensor | None = None,
     backend: str = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attend every query token to its sequence's cached latents (absorbed Multi-head Latent Attention).
+    """Attend every query token to the cached latents of its sequence (absorbed MLA).
 
-    q: [B, S, H, D], or [B, H, D] for S = 1, or a pair (q_nope [..., R], q_pe [..., rope]) of either form; bfloat16,
-        float16, float32, or float8 with q_scale. S is 1 to 8, H 1 to 128.
-    kv_cache: [P, page_size, D] or [P, page_size, 1, D]; bfloat16, float16, float32, or float8_e4m3fn or
-        float8_e4m3fnuz with kv_scale. A row holds a token's latent (R numbers: keys and values) and rope part (keys).
-    block_table: [B, pages] int32; the page of the cache with tokens i * page_size onwards of sequence b is
-        block_table[b, i]. Entries behind a sequence's end are not read.
-    seq_lens: [B] int32; tokens in the cache, the S query tokens included. With causal=True query token s sees the
-        first seq_lens - S + 1 + s of them, without it all.
+    q: [B, S, H, D], or [B, H, D] for S = 1, or a pair (q_nope [..., R], q_pe [..., rope]) of either
+        form; bfloat16, float16, float32, or float8 with q_scale. S is 1 to 8, H 1 to 128.
+    kv_cache: [P, page_size, D] or [P, page_size, 1, D]; bfloat16, float16, float32, or
+        float8_e4m3fn or float8_e4m3fnuz with kv_scale. A row holds a token's latent (R numbers:
+        keys and values) and rope part (keys).
+    block_table: [B, pages] int32; the page of the cache with tokens i * page_size onwards of
+        sequence b is block_table[b, i]. Entries behind a sequence's end are not read.
+    seq_lens: [B] int32; tokens in the cache, the S query tokens included. With causal=True query
+        token s sees the first seq_lens - S + 1 + s of them, without it all.
     softmax_scale: what q . k is multiplied with. There is no default: for DeepSeek models it is
         1/sqrt(qk_nope_head_dim + rope), times YaRN's mscale squared, and not 1/sqrt(D).
     kv_lora_rank: R.
-    q_scale, kv_scale: one-element float32 tensors on q's device; the numbers that float8 values are multiplied with.
+    q_scale, kv_scale: one-element float32 tensors on q's device; the numbers that float8 values are
+        multiplied with.
     plan: of `mla_ops.plan(...)`; made here where there is none.
-    return_lse: also return the logarithm of the sum of exponentials, natural log, -inf for a row that sees nothing
-        (whose output is 0).
-    out, lse: buffers to write to, of the shapes and dtypes returned. lse is only for return_lse=True.
+    return_lse: also return the logarithm of the sum of exponentials, natural log, -inf for a row
+        that sees nothing (whose output is 0).
+    out, lse: buffers to write to, of the shapes and dtypes returned. lse is only for
+        return_lse=True.
     backend: "auto", "aiter", "native" or "torch"; see `mla_ops.explain`.
 
-    Returns out [B, S, H, R] (or [B, H, R]) of q's dtype, bfloat16 for float8 q; with return_lse also lse [B, S, H]
-    (or [B, H]) float32.
+    Returns out [B, S, H, R] (or [B, H, R]) of q's dtype, bfloat16 for float8 q; with return_lse
+    also lse [B, S, H] (or [B, H]) float32.
 
-    Raises TypeError for a wrong dtype, ValueError for anything else, with what was expected and what came.
+    Raises TypeError for a wrong dtype, ValueError for anything else, with what was expected and
+    what came.
     """
     if isinstance(q, (tuple, list)):
         q = _joined(q, kv_lora_rank)
     for name, scale in (("q_scale", q_scale), ("kv_scale", kv_scale)):
         if scale is not None and not isinstance(scale, Tensor):
             raise TypeError(
-                f"{name} must be a one-element float32 tensor (a number would be baked into a captured graph), "
-                f"got {type(scale).__name__}"
+                f"{name} must be a one-element float32 tensor (a number would be baked into a "
+                f"captured graph), got {type(scale).__name__}"
             )
     if plan is not None and not isinstance(plan, DecodePlan):
         raise TypeError(f"plan must come from mla_ops.plan(), got {type(plan).__name__}")
@@ -89,10 +93,10 @@ def decode(
         out, lse = torch.ops.mla.decode_lse(*arguments, **options)
     else:
         out = torch.ops.mla.decode(*arguments, **options)
-    if flat:
-        out = out.squeeze(1)
-        lse = None if lse is None else lse.squeeze(1)
-    return (out, lse) if return_lse else out
+    result = out.squeeze(1) if flat else out
+    if lse is None:
+        return result
+    return result, (lse.squeeze(1) if flat else lse)
 
 
 def _joined(pair: tuple[Tensor, Tensor] | list[Tensor], kv_lora_rank: int) -> Tensor:
@@ -106,15 +110,19 @@ def _joined(pair: tuple[Tensor, Tensor] | list[Tensor], kv_lora_rank: int) -> Te
         )
     if q_nope.shape[-1] != kv_lora_rank:
         raise ValueError(
-            f"q_nope must be absorbed, [..., kv_lora_rank = {kv_lora_rank}], got shape {list(q_nope.shape)}"
+            f"q_nope must be absorbed, [..., kv_lora_rank = {kv_lora_rank}], got shape "
+            f"{list(q_nope.shape)}"
         )
     return torch.cat((q_nope, q_pe), -1)
 
 
-def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor]:
+def merge_states(
+    out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor
+) -> tuple[Tensor, Tensor]:
     """Merge the results of attention over two disjoint sets of tokens.
 
-    out_a, out_b: [..., R] bfloat16, float16 or float32. lse_a, lse_b: [...] float32, natural log; -inf (or FlashMLA's
+    out_a, out_b: [..., R] bfloat16, float16 or float32. lse_a, lse_b: [...] float32, natural log;
+        -inf (or FlashMLA's
     +inf) marks a side that saw nothing, whose out may hold anything.
 
     Returns (out, lse) of the same shapes: what one attention over both sets would have given.

@@ -19,7 +19,8 @@ def new_kv_cache(
 ) -> Tensor:
     """Return a zeroed cache [pages, page_size, kv_lora_rank + rope] for one layer.
 
-    A token takes (kv_lora_rank + rope) elements: 1152 bytes in bfloat16, 576 in float8, for DeepSeek's 512 + 64.
+    A token takes (kv_lora_rank + rope) elements: 1152 bytes in bfloat16, 576 in float8, for
+    DeepSeek's 512 + 64.
     """
     if dtype not in (*WIDE, *FLOAT8):
         raise TypeError(f"dtype must be one of {[*WIDE, *FLOAT8]}, got {dtype}")
@@ -35,10 +36,13 @@ def write_kv_cache(
 ) -> None:
     """Write tokens into the cache, converting to its dtype.
 
-    kv_c: [tokens, R] latents and k_pe: [tokens, rope], bfloat16, float16 or float32. kv_cache: [P, page_size, D] or
-    [P, page_size, 1, D], written in place. slot_mapping: [tokens] int64 or int32; token t goes to row
-    slot % page_size of page slot // page_size, -1 skips it, and of several tokens for one slot the last stays.
-    kv_scale: one-element float32, needed by a float8 cache: what is stored is round(x / kv_scale), saturated.
+    kv_c: [tokens, R] latents and k_pe: [tokens, rope], bfloat16, float16 or float32. kv_cache: [P,
+        page_size, D] or
+    [P, page_size, 1, D], written in place. slot_mapping: [tokens] int64 or int32; token t goes to
+    row slot % page_size of page slot // page_size, -1 skips it, and of several tokens for one slot
+    the last stays.
+    kv_scale: one-element float32, needed by a float8 cache: what is stored is round(x / kv_scale),
+        saturated.
 
     Raises TypeError or ValueError; then nothing was written.
     """
@@ -50,11 +54,12 @@ def quantize_fp8(
 ) -> tuple[Tensor, Tensor]:
     """Convert to float8: round(x / scale), to nearest with ties to even.
 
-    x: any shape, bfloat16, float16 or float32. scale: one-element float32; None takes the largest finite magnitude of
-    x over the largest number of dtype (1 where that is 0). dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz, by
-    default the one that x's device multiplies.
+    x: any shape, bfloat16, float16 or float32. scale: one-element float32; None takes the largest
+        finite magnitude of
+    x over the largest number of dtype (1 where that is 0). dtype: torch.float8_e4m3fn or
+    torch.float8_e4m3fnuz, by default the one that x's device multiplies.
 
-    Returns (float8 tensor of x's shape, contiguous; scale [1] float32). Beyond the largest number (448 or 240)
-    values saturate, NaN stays NaN, and -0 keeps its sign where the type has one.
+    Returns (float8 tensor of x's shape, contiguous; scale [1] float32). Beyond the largest number
+    (448 or 240) values saturate, NaN stays NaN, and -0 keeps its sign where the type has one.
     """
     return torch.ops.mla.quantize_fp8(x, scale, dtype)

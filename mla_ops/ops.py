@@ -1,11 +1,13 @@
 """The ops of namespace `mla`: every schema, fake kernel and backward, and nothing else has one.
 
-Shape letters, used in all docstrings: B sequences, S query tokens per sequence, H query heads, R `kv_lora_rank` (the
+Shape letters, used in all docstrings: B sequences, S query tokens per sequence, H query heads, R
+`kv_lora_rank` (the
 latent width), D = R + rope width (of q and of a cache row), P pages of the cache.
 
-Each public op is a pair: `prepare` checks the arguments and allocates the outputs, `run` fills them through a private
-op. The fake kernel *is* `prepare`, so that compiled and eager mode cannot disagree. Private ops (leading underscore)
-write into buffers; the compiled module and `backends/torch.py` implement them.
+Each public op is a pair: `prepare` checks the arguments and allocates the outputs, `run` fills them
+through a private
+op. The fake kernel *is* `prepare`, so that compiled and eager mode cannot disagree. Private ops
+(leading underscore) write into buffers; the compiled module and `backends/torch.py` implement them.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ PRIVATE = {
     "_decode_torch": f"({_INTO}) -> ()",
     "_plan": "(Tensor seq_lens, Tensor block_table, SymInt[] plan_spec, Tensor(a!) plan) -> ()",
     "_quantize_fp8": "(Tensor x, Tensor? scale, Tensor(a!) out, Tensor(b!) scale_out) -> ()",
-    "_write_kv_cache": "(Tensor kv_c, Tensor k_pe, Tensor(a!) kv_cache, Tensor slot_mapping, Tensor? kv_scale) -> ()",
-    "_merge_states": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, Tensor(a!) out, Tensor(b!) lse) -> ()",
+    "_write_kv_cache": "(Tensor kv_c, Tensor k_pe, Tensor(a!) kv_cache, Tensor slot_mapping, "
+    "Tensor? kv_scale) -> ()",
+    "_merge_states": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
+    "Tensor(a!) out, Tensor(b!) lse) -> ()",
 }
 PUBLIC: dict[str, str] = {}
 

@@ -1,8 +1,10 @@
-"""Split scheduling: how the tokens of a batch are shared out among workers (`csrc/schedule.h` has the rule).
+"""Split scheduling: how the tokens of a batch are shared out among workers (`csrc/schedule.h` has
+the rule).
 
-A plan is one int32 tensor, `first_unit[B + 1]`: a sequence of L tokens is max(1, ceil(L / unit_tokens)) units, and
-first_unit[b] counts the units before sequence b. It holds offsets, never addresses, so a graph may copy it. The
-integers of `PlanSpec` travel beside it on the host: a plan for another problem is refused without reading the device.
+A plan is one int32 tensor, `first_unit[B + 1]`: a sequence of L tokens is max(1, ceil(L /
+unit_tokens)) units, and first_unit[b] counts the units before sequence b. It holds offsets, never
+addresses, so a graph may copy it. The integers of `PlanSpec` travel beside it on the host: a plan
+for another problem is refused without reading the device.
 """
 
 from __future__ import annotations
@@ -15,12 +17,12 @@ from torch import Tensor
 
 NATIVE = 0
 
-# Tokens per unit. Small enough that a worker's share is within a few per cent of the mean, and a whole number of the
-# kernels' tiles (64 tokens), so that cutting a sequence costs no ragged tile.
+# Tokens per unit. Small enough that a worker's share is within a few per cent of the mean, and a
+# whole number of the kernels' tiles (64 tokens), so that cutting a sequence costs no ragged tile.
 UNIT_TOKENS = 64
 
-# Tokens per piece in batch-invariant mode: the partial result of a piece (R + 3 floats a row) is then under a tenth of
-# the bytes of the cache it stands for, at 16 heads.
+# Tokens per piece in batch-invariant mode: the partial result of a piece (R + 3 floats a row) is
+# then under a tenth of the bytes of the cache it stands for, at 16 heads.
 SPLIT_TOKENS = 1024
 
 
@@ -41,8 +43,10 @@ class PlanSpec(NamedTuple):
 class DecodePlan:
     """A plan for one decode step, good for all layers of the step.
 
-    tensor: [B + 1] int32 on the device of the batch. spec: what it was made for. Under `mode="reduce-overhead"` mark
-    `tensor` with `torch._dynamo.mark_static_address`, like the cache, and refresh it between replays.
+    tensor: [B + 1] int32 on the device of the batch. spec: what it was made for. Under
+        `mode="reduce-overhead"` mark
+    `tensor` with `torch._dynamo.mark_static_address`, like the cache, and refresh it between
+    replays.
     """
 
     tensor: Tensor
@@ -54,7 +58,7 @@ class DecodePlan:
         return self.tensor.numel() * self.tensor.element_size()
 
     def update_(self, seq_lens: Tensor, block_table: Tensor) -> DecodePlan:
-        """Refresh the plan in place for new lengths and tables of the same batch. Runs on the device; capture-safe."""
+        """Refresh in place for new lengths and tables of the same batch; capture-safe."""
         torch.ops.mla.plan_(self.tensor, seq_lens, block_table, self.spec)
         return self
 
@@ -72,10 +76,13 @@ def plan(
 ) -> DecodePlan:
     """Make a plan for `mla_ops.decode`.
 
-    seq_lens: [B] int32. block_table: [B, pages] int32; pages * page_size bounds what the plan has room for.
-    page_size, num_heads, q_len: of the decode it is for. workers: how many share the work; by default the threads of
-    a CPU or the multiprocessors of a GPU. batch_invariant: cut sequences every `split_tokens` tokens and nowhere else,
-    so that a sequence's result has the same bits alone, in any batch and at any place in it.
+    seq_lens: [B] int32. block_table: [B, pages] int32; pages * page_size bounds what the plan has
+        room for.
+    page_size, num_heads, q_len: of the decode it is for. workers: how many share the work; by
+        default the threads of
+    a CPU or the multiprocessors of a GPU. batch_invariant: cut sequences every `split_tokens`
+    tokens and nowhere else, so that a sequence's result has the same bits alone, in any batch and
+    at any place in it.
 
     Raises ValueError or TypeError for wrong shapes, dtypes and numbers.
     """

@@ -2,7 +2,8 @@
 
     out[b, s, h, :] = sum_t w_t row_t[:R],  w = softmax_t(softmax_scale * q[b, s, h, :] . row_t)
 
-over the rows t that query token s may see, with rows and q dequantised (DeepSeek-V2, arXiv:2405.04434, section 2.1.2).
+over the rows t that query token s may see, with rows and q dequantised (DeepSeek-V2,
+arXiv:2405.04434, section 2.1.2).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def decode(
     q_scale: Tensor | None = None,
     kv_scale: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return out [B, S, H, R] and lse [B, S, H] (natural log), both float64. Arguments as `mla_ops.decode`."""
+    """Return out [B, S, H, R] and lse [B, S, H] (natural log), both float64. Arguments as
+    `mla_ops.decode`."""
     batch, q_len, heads, _ = q.shape
     pages, page_size = kv_cache.shape[:2]
     out = torch.zeros(batch, q_len, heads, kv_lora_rank, dtype=torch.float64, device=q.device)
@@ -49,7 +51,7 @@ def dequantise(x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x / scale as float8 by search of the nearest code, ties to the even one; and the scale."""
+    """Return x / scale as float8, the nearest code (ties to the even one), and the scale."""
     largest = torch.finfo(dtype).max
     wide = x.float()
     if scale is None:
@@ -59,7 +61,10 @@ def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[T
         scale = torch.where(scale == 0, 1.0, scale)
     wide = wide / scale
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
-    numbers, code = codes[:0x7F].double() if dtype == torch.float8_e4m3fn else codes[:0x80].double(), torch.arange(0x80)
+    numbers, code = (
+        codes[:0x7F].double() if dtype == torch.float8_e4m3fn else codes[:0x80].double(),
+        torch.arange(0x80),
+    )
     magnitude = wide.abs().double().clamp(max=largest).nan_to_num(0.0)
     above = torch.searchsorted(numbers, magnitude).clamp(max=len(numbers) - 1)
     below = (above - 1).clamp(min=0)

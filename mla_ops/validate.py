@@ -1,8 +1,8 @@
 """Checks of what tensors hold: lengths, page numbers, slots.
 
-On a CPU they run in every call. On a GPU reading them would wait for the device, so that they run only under
-`MLA_OPS_VALIDATE=1`, which refuses to work while a graph is captured. The compiled CPU kernels make the same checks
-themselves (`csrc/cpu/plan.cpp`).
+On a CPU they run in every call. On a GPU reading them would wait for the device, so that they run
+only under `MLA_OPS_VALIDATE=1`, which refuses to work while a graph is captured. The compiled CPU
+kernels make the same checks themselves (`csrc/cpu/plan.cpp`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _wanted(tensor: Tensor) -> bool:
 
 
 def tables(block_table: Tensor, seq_lens: Tensor, pages: int, page_size: int) -> None:
-    """Raise ValueError with the first length, or page in use, that the table or the cache does not have."""
+    """Raise ValueError with the first length, or page in use, that is not there."""
     if not _wanted(seq_lens):
         return
     columns = block_table.shape[1]
@@ -36,16 +36,16 @@ def tables(block_table: Tensor, seq_lens: Tensor, pages: int, page_size: int) ->
     if bad.numel():
         b = int(bad[0])
         raise ValueError(
-            f"seq_lens[{b}] must be between 0 and {capacity} ({columns} pages of {page_size} tokens in "
-            f"block_table), got {int(seq_lens[b])}"
+            f"seq_lens[{b}] must be between 0 and {capacity} ({columns} pages of {page_size} "
+            f"tokens in block_table), got {int(seq_lens[b])}"
         )
     in_use = torch.arange(columns, device=seq_lens.device) * page_size < seq_lens[:, None]
     bad = (in_use & ((block_table < 0) | (block_table >= pages))).nonzero()
     if bad.numel():
         b, i = bad[0].tolist()
         raise ValueError(
-            f"block_table[{b}, {i}] must be between 0 and {pages - 1} (kv_cache has {pages} pages), "
-            f"got {int(block_table[b, i])}"
+            f"block_table[{b}, {i}] must be between 0 and {pages - 1} (kv_cache has {pages} "
+            f"pages), got {int(block_table[b, i])}"
         )
 
 
@@ -58,6 +58,6 @@ def slots(slot_mapping: Tensor, pages: int, page_size: int) -> None:
     if bad.numel():
         t = int(bad[0])
         raise ValueError(
-            f"slot_mapping[{t}] must be between 0 and {capacity - 1} ({pages} pages of {page_size} tokens), "
-            f"or -1 to skip, got {int(slot_mapping[t])}"
+            f"slot_mapping[{t}] must be between 0 and {capacity - 1} ({pages} pages of {page_size} "
+            f"tokens), or -1 to skip, got {int(slot_mapping[t])}"
         )

@@ -22,7 +22,8 @@ float value_of(const at::Tensor& scale) {
 
 }  // namespace
 
-void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, at::Tensor out, at::Tensor scale_out) {
+void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, at::Tensor out,
+                  at::Tensor scale_out) {
   MLA_CHECK_CPU(x);
   MLA_CHECK_CPU(out);
   MLA_CHECK_SIZES(out, x.sizes());
@@ -41,7 +42,8 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
     const float top = at::parallel_reduce(
         0, count, kGrain, 0.0f,
         [&](int64_t begin, int64_t end, float before) {
-          return std::max(before, isa.max_abs(read + begin * size_of(from_type), from_type, end - begin));
+          return std::max(before,
+                          isa.max_abs(read + begin * size_of(from_type), from_type, end - begin));
         },
         [](float a, float b) { return std::max(a, b); });
     divisor = top / largest_of(to_type);
@@ -50,32 +52,33 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
   (void)value_of(scale_out);
   *scale_out.mutable_data_ptr<float>() = divisor;
   at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
-    isa.convert(read + begin * size_of(from_type), from_type, write + begin * size_of(to_type), to_type, end - begin,
-                divisor);
+    isa.convert(read + begin * size_of(from_type), from_type, write + begin * size_of(to_type),
+                to_type, end - begin, divisor);
   });
 }
 
-void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor kv_cache, const at::Tensor& slot_mapping,
-                    const std::optional<at::Tensor>& kv_scale) {
+void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor kv_cache,
+                    const at::Tensor& slot_mapping, const std::optional<at::Tensor>& kv_scale) {
   for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache, slot_mapping}) MLA_CHECK_CPU(tensor);
   MLA_CHECK_DIM(kv_c, 2);
   MLA_CHECK_DIM(k_pe, 2);
   MLA_CHECK_DIM(slot_mapping, 1);
   const int64_t tokens = slot_mapping.size(0), latent = kv_c.size(1), rope = k_pe.size(1);
-  MLA_CHECK(kv_c.size(0) == tokens && k_pe.size(0) == tokens, "rows of kv_c and k_pe", "slot_mapping's, " << tokens,
-            kv_c.size(0) << " and " << k_pe.size(0));
+  MLA_CHECK(kv_c.size(0) == tokens && k_pe.size(0) == tokens, "rows of kv_c and k_pe",
+            c10::str("slot_mapping's, ", tokens), c10::str(kv_c.size(0), " and ", k_pe.size(0)));
   MLA_CHECK(kv_cache.dim() == 3 || (kv_cache.dim() == 4 && kv_cache.size(2) == 1), "kv_cache",
             "[pages, page_size, width], or with a 1 before width", kv_cache.sizes());
-  MLA_CHECK(kv_cache.size(-1) == latent + rope, "the last size of kv_cache", latent + rope, kv_cache.size(-1));
+  MLA_CHECK(kv_cache.size(-1) == latent + rope, "the last size of kv_cache", latent + rope,
+            kv_cache.size(-1));
   for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache}) MLA_CHECK_LAST_CONTIGUOUS(tensor);
   MLA_CHECK_DTYPE(k_pe, kv_c.scalar_type());
   const at::Tensor slots = slot_mapping.to(at::kLong).contiguous();
   const int64_t* slot = slots.const_data_ptr<int64_t>();
   const int64_t page_size = kv_cache.size(1), capacity = kv_cache.size(0) * page_size;
   for (int64_t t = 0; t < tokens; ++t)
-    TORCH_CHECK_VALUE(slot[t] >= -1 && slot[t] < capacity, "slot_mapping[", t, "] must be between 0 and ",
-                      capacity - 1, " (", kv_cache.size(0), " pages of ", page_size, " tokens), or -1 to skip, got ",
-                      slot[t]);
+    TORCH_CHECK_VALUE(slot[t] >= -1 && slot[t] < capacity, "slot_mapping[", t,
+                      "] must be between 0 and ", capacity - 1, " (", kv_cache.size(0),
+                      " pages of ", page_size, " tokens), or -1 to skip, got ", slot[t]);
 
   const Type from_type = type_of(kv_c, "kv_c"), to_type = type_of(kv_cache, "kv_cache");
   const float divisor = kv_scale.has_value() ? value_of(*kv_scale) : 1.0f;
@@ -84,23 +87,26 @@ void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor k
   const char* ropes = static_cast<const char*>(k_pe.const_data_ptr());
   char* cache = static_cast<char*>(kv_cache.mutable_data_ptr());
   const int64_t page_stride = kv_cache.stride(0), row_stride = kv_cache.stride(1);
-  const int64_t parts = std::clamp<int64_t>(tokens * (latent + rope) / kGrain, 1, at::get_num_threads());
-  // Each part goes through all tokens in order and writes the slots that are its own: of two tokens for one slot the
-  // later one stays, however many threads there are.
+  const int64_t parts =
+      std::clamp<int64_t>(tokens * (latent + rope) / kGrain, 1, at::get_num_threads());
+  // Each part goes through all tokens in order and writes the slots that are its own: of two tokens
+  // for one slot the later one stays, however many threads there are.
   at::parallel_for(0, parts, 1, [&](int64_t begin, int64_t end) {
     for (int64_t part = begin; part < end; ++part)
       for (int64_t t = 0; t < tokens; ++t) {
         if (slot[t] < 0 || slot[t] % parts != part) continue;
-        char* row = cache + (slot[t] / page_size * page_stride + slot[t] % page_size * row_stride) * size_of(to_type);
-        isa.convert(latents + t * kv_c.stride(0) * size_of(from_type), from_type, row, to_type, latent, divisor);
-        isa.convert(ropes + t * k_pe.stride(0) * size_of(from_type), from_type, row + latent * size_of(to_type),
-                    to_type, rope, divisor);
+        char* row = cache + (slot[t] / page_size * page_stride + slot[t] % page_size * row_stride) *
+                                size_of(to_type);
+        isa.convert(latents + t * kv_c.stride(0) * size_of(from_type), from_type, row, to_type,
+                    latent, divisor);
+        isa.convert(ropes + t * k_pe.stride(0) * size_of(from_type), from_type,
+                    row + latent * size_of(to_type), to_type, rope, divisor);
       }
   });
 }
 
-void merge_states(const at::Tensor& out_a, const at::Tensor& lse_a, const at::Tensor& out_b, const at::Tensor& lse_b,
-                  at::Tensor out, at::Tensor lse) {
+void merge_states(const at::Tensor& out_a, const at::Tensor& lse_a, const at::Tensor& out_b,
+                  const at::Tensor& lse_b, at::Tensor out, at::Tensor lse) {
   for (const at::Tensor& tensor : {out_a, lse_a, out_b, lse_b, out, lse}) MLA_CHECK_CPU(tensor);
   MLA_CHECK(out_a.dim() >= 1, "out_a", "at least 1-dimensional", out_a.sizes());
   MLA_CHECK_SIZES(out_b, out_a.sizes());
@@ -126,8 +132,9 @@ void merge_states(const at::Tensor& out_a, const at::Tensor& lse_a, const at::Te
                    [&](int64_t begin, int64_t end) {
                      for (int64_t row = begin; row < end; ++row)
                        lse.mutable_data_ptr<float>()[row] = isa.merge_row(
-                           from_a + row * row_bytes, weights_a.const_data_ptr<float>()[row], from_b + row * row_bytes,
-                           weights_b.const_data_ptr<float>()[row], to + row * row_bytes, type, width);
+                           from_a + row * row_bytes, weights_a.const_data_ptr<float>()[row],
+                           from_b + row * row_bytes, weights_b.const_data_ptr<float>()[row],
+                           to + row * row_bytes, type, width);
                    });
 }
 

@@ -13,9 +13,11 @@ std::vector<const Kernels*> usable_kernels() {
 #if defined(__x86_64__)
   // __builtin_cpu_supports asks the operating system too, whether it saves the wide registers.
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-  const bool avx512_bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  const bool avx512_bf16 =
+      avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
 #if defined(MLA_HAVE_AVX2)
   if (avx2) usable.push_back(&avx2::kKernels);
 #endif
@@ -38,7 +40,8 @@ const Kernels& choose() {
     if (std::string(kernels->name) == wanted) return *kernels;
     names += (names.empty() ? "" : ", ") + std::string(kernels->name);
   }
-  TORCH_CHECK_VALUE(false, "MLA_OPS_ISA must be one of ", names, " on this processor and build, got ", wanted);
+  TORCH_CHECK_VALUE(false, "MLA_OPS_ISA must be one of ", names,
+                    " on this processor and build, got ", wanted);
 }
 
 }  // namespace
@@ -61,8 +64,10 @@ Type type_of(const at::Tensor& tensor, const char* name) {
     case at::kFloat8_e4m3fnuz:
       return Type::kFloat8E4M3FNUZ;
     default:
-      TORCH_CHECK_TYPE(false, name, " must be float32, float16, bfloat16, float8_e4m3fn or float8_e4m3fnuz, got ",
-                       tensor.scalar_type());
+      TORCH_CHECK_TYPE(
+          false, name,
+          " must be float32, float16, bfloat16, float8_e4m3fn or float8_e4m3fnuz, got ",
+          tensor.scalar_type());
   }
 }
 

@@ -7,7 +7,8 @@
 
 namespace mla {
 
-// The best that was compiled and that this processor runs, or what MLA_OPS_ISA names (an error where it cannot run).
+// The best that was compiled and that this processor runs, or what MLA_OPS_ISA names (an error
+// where it cannot run).
 const Kernels& kernels();
 
 // The type as the kernels name it; raises TypeError for any other.

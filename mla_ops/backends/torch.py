@@ -1,4 +1,5 @@
-"""The private ops in plain torch: any device, nothing compiled, no host sync on a GPU. Correct, not fast."""
+"""The private ops in plain torch: any device, nothing compiled, no host sync on a GPU. Correct, not
+fast."""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ def _decode(
     for factor in (q_scale, kv_scale):
         scale = scale if factor is None else scale * factor.reshape(())
     queries = q.float().reshape(batch, q_len * heads, width) * scale
-    offset = torch.arange(q_len, device=q.device) - (q_len - 1) if causal else seq_lens.new_zeros(q_len)
+    offset = (
+        torch.arange(q_len, device=q.device) - (q_len - 1) if causal else seq_lens.new_zeros(q_len)
+    )
     visible = (seq_lens[:, None] + offset).repeat_interleave(heads, 1)
 
     top = queries.new_full((batch, q_len * heads), -torch.inf)
@@ -113,9 +116,9 @@ def _write_kv_cache(
         rows = converted
     if rows.shape[0] == 0 or pages == 0:
         return
-    # Every token brings the row of the last token for its slot, so that the order of the writes does not matter: a
-    # stable sort puts a slot's tokens beside each other, the last one behind. Skipped tokens (-1) stand for slot 0,
-    # and bring what it holds where no token is for it.
+    # Every token brings the row of the last token for its slot, so that the order of the writes
+    # does not matter: a stable sort puts a slot's tokens beside each other, the last one behind.
+    # Skipped tokens (-1) stand for slot 0, and bring what it holds where no token is for it.
     slots, order = torch.sort(slot_mapping.long(), stable=True)
     target = slots.clamp(min=0)
     source = torch.searchsorted(slots, target, right=True) - 1

@@ -1,5 +1,6 @@
-// Exact conversions between float32 and the narrow types, branch-free so that the compiler vectorizes loops of them.
-// Integer arithmetic on the bits: right whatever the processor's flush-to-zero setting.
+// Exact conversions between float32 and the narrow types, branch-free so that the compiler
+// vectorizes loops of them. Integer arithmetic on the bits: right whatever the processor's
+// flush-to-zero setting.
 #pragma once
 
 #include <cstdint>
@@ -29,24 +30,28 @@ inline uint16_t narrow_bf16(float value) {
   return static_cast<uint16_t>(value != value ? (bits >> 16) | 0x40 : rounded);
 }
 
-// A small float of kMantissa mantissa bits and exponent bias kBias whose magnitude bits are `magnitude`.
+// A small float of kMantissa mantissa bits and exponent bias kBias whose magnitude bits are
+// `magnitude`.
 template <int kMantissa, int kBias>
 inline float widen_magnitude(uint32_t magnitude) {
   constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23;
   const uint32_t bits = (magnitude << (23 - kMantissa)) + kRebias;
-  // Below the smallest normal number the exponent field counts one too low: read it one up and take that one off.
+  // Below the smallest normal number the exponent field counts one too low: read it one up and take
+  // that one off.
   const float subnormal = float_of(bits + (1u << 23)) - float_of(kRebias + (1u << 23));
   return magnitude < (1u << kMantissa) ? subnormal : float_of(bits);
 }
 
-// The magnitude bits of `value` >= 0 rounded to nearest even. The caller bounds `value` by the largest number.
+// The magnitude bits of `value` >= 0 rounded to nearest even. The caller bounds `value` by the
+// largest number.
 template <int kMantissa, int kBias>
 inline uint32_t narrow_magnitude(float value) {
   constexpr int kShift = 23 - kMantissa;
   const uint32_t bits = bits_of(value);
   const uint32_t normal = ((bits + (1u << (kShift - 1)) - 1 + ((bits >> kShift) & 1)) >> kShift) -
                           (static_cast<uint32_t>(127 - kBias) << kMantissa);
-  // Subnormal numbers are multiples of 2^(1 - kBias - kMantissa): the last place of this power of two.
+  // Subnormal numbers are multiples of 2^(1 - kBias - kMantissa): the last place of this power of
+  // two.
   constexpr uint32_t kMagic = static_cast<uint32_t>(127 + 1 - kBias - kMantissa + 23) << 23;
   const uint32_t subnormal = bits_of(value + float_of(kMagic)) - kMagic;
   constexpr uint32_t kSmallestNormal = static_cast<uint32_t>(127 + 1 - kBias) << 23;
@@ -70,7 +75,8 @@ inline uint16_t narrow_f16(float value) {
 // OCP float8 e4m3fn: bias 7, no infinity, NaN is S.1111.111, largest 448.
 inline float widen_e4m3fn(uint8_t code) {
   const uint32_t magnitude = code & 0x7fu, sign = static_cast<uint32_t>(code & 0x80u) << 24;
-  return float_of(sign | (magnitude == 0x7f ? 0x7fc00000u : bits_of(widen_magnitude<3, 7>(magnitude))));
+  return float_of(sign |
+                  (magnitude == 0x7f ? 0x7fc00000u : bits_of(widen_magnitude<3, 7>(magnitude))));
 }
 
 inline uint8_t narrow_e4m3fn(float value) {
@@ -93,7 +99,8 @@ inline uint8_t narrow_e4m3fnuz(float value) {
   return static_cast<uint8_t>(value != value ? 0x80u : sign | code);
 }
 
-// Calls body with the reader and the writer of a type: body(kind) where kind::Code is the stored integer.
+// Calls body with the reader and the writer of a type: body(kind) where kind::Code is the stored
+// integer.
 struct Float32 {
   using Code = uint32_t;
   static float widen(Code code) { return float_of(code); }

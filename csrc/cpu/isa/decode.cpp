@@ -1,7 +1,8 @@
-// Flash decoding of a paged latent cache: a worker walks its stretch of the schedule tile by tile, with an online
-// softmax in float32. Query rows (q_len * heads of one sequence) lie in the vector lanes, so that a row's maximum, sum
-// and rescaling are vertical operations. Per tile: gather, then for every block of rows
-// scores[token][lane] = keys . q, softmax, output[column][lane] += values . weights.
+// Flash decoding of a paged latent cache: a worker walks its stretch of the schedule tile by tile,
+// with an online softmax in float32. Query rows (q_len * heads of one sequence) lie in the vector
+// lanes, so that a row's maximum, sum and rescaling are vertical operations. Per tile: gather, then
+// for every block of rows scores[token][lane] = keys . q, softmax, output[column][lane] += values .
+// weights.
 #include "functions.h"
 #include "gather.h"
 
@@ -12,11 +13,12 @@ constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
 #if defined(__AVX512BF16__)
-// Rounds the weights of two tokens to bfloat16 and pairs them up as cells; `sum` takes what the cells hold.
+// Rounds the weights of two tokens to bfloat16 and pairs them up as cells; `sum` takes what the
+// cells hold.
 inline __m512i pair_weights(Vec first, Vec second, Vec& sum) {
   const __m512i low = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(first)));
-  const __m512i high =
-      _mm512_slli_epi32(_mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(second))), 16);
+  const __m512i high = _mm512_slli_epi32(
+      _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(second))), 16);
   sum += _mm512_castsi512_ps(_mm512_slli_epi32(low, 16)) + _mm512_castsi512_ps(high);
   return _mm512_or_si512(low, high);
 }
@@ -24,8 +26,8 @@ inline __m512i pair_weights(Vec first, Vec second, Vec& sum) {
 
 // Turns a tile's scores into weights, as cells, and brings the state of one block up to date.
 template <class Engine, int VECS>
-void softmax(const DecodeArgs& args, const State& state, int64_t begin, const Tile& tile, bool masked, float* scores,
-             float* weights) {
+void softmax(const DecodeArgs& args, const State& state, int64_t begin, const Tile& tile,
+             bool masked, float* scores, float* weights) {
   constexpr int kRow = VECS * kLanes;
   const Vec scale = splat(args.score_scale * kLog2E);
   const int64_t padded = round_up(tile.tokens, kBlock);
@@ -36,12 +38,14 @@ void softmax(const DecodeArgs& args, const State& state, int64_t begin, const Ti
     Vec top = before;
     for (int64_t n = 0; n < tile.tokens; ++n) {
       Vec score = load(scores + n * kRow) * scale;
-      if (masked) score = (IntVec{} + static_cast<int32_t>(begin + n)) < visible ? score : splat(-kInfinity);
+      if (masked)
+        score = (IntVec{} + static_cast<int32_t>(begin + n)) < visible ? score : splat(-kInfinity);
       store(scores + n * kRow, score);
       top = maximum(score, top);
     }
     for (int64_t n = tile.tokens; n < padded; ++n) store(scores + n * kRow, splat(-kInfinity));
-    // While nothing is visible the maximum is -inf: exp2(-inf - 0) is the 0 that is wanted, -inf - -inf is not.
+    // While nothing is visible the maximum is -inf: exp2(-inf - 0) is the 0 that is wanted, -inf -
+    // -inf is not.
     const Vec shift = top == splat(-kInfinity) ? Vec{} : top;
     const Vec factor = exp2(before - shift);
     Vec sum = load(state.sum + v * kLanes) * factor;
@@ -68,33 +72,37 @@ void softmax(const DecodeArgs& args, const State& state, int64_t begin, const Ti
 }
 
 template <class Engine, int VECS>
-void attend(const DecodeArgs& args, const Layout& layout, const State& state, int64_t begin, const Tile& tile,
-            bool masked, const uint32_t* q, float* output, char* scratch, Prefetch& prefetch) {
+void attend(const DecodeArgs& args, const Layout& layout, const State& state, int64_t begin,
+            const Tile& tile, bool masked, const uint32_t* q, float* output, char* scratch,
+            Prefetch& prefetch) {
   constexpr int kRows = kRowsFor<VECS>, kRow = VECS * kLanes;
   float* scores = reinterpret_cast<float*>(scratch + layout.scores);
   float* weights = reinterpret_cast<float*>(scratch + layout.weights);
   const int64_t padded = round_up(tile.tokens, kBlock);
   for (int64_t n = 0; n < padded; n += kRows) {
     multiply<Engine, kRows, VECS, false>(tile.keys[n], tile.keys[n + 1] - tile.keys[n], 4,
-                                         reinterpret_cast<const float*>(q), layout.key_cells, scores + n * kRow,
-                                         nullptr, prefetch);
+                                         reinterpret_cast<const float*>(q), layout.key_cells,
+                                         scores + n * kRow, nullptr, prefetch);
   }
   softmax<Engine, VECS>(args, state, begin, tile, masked, scores, weights);
   for (int64_t column = 0; column < layout.value_width; column += kRows) {
-    multiply<Engine, kRows, VECS, true>(scratch + layout.values + column * 4, 4, layout.value_row, weights,
-                                        padded / Engine::kPack, output + column * kRow, state.factor, prefetch);
+    multiply<Engine, kRows, VECS, true>(scratch + layout.values + column * 4, 4, layout.value_row,
+                                        weights, padded / Engine::kPack, output + column * kRow,
+                                        state.factor, prefetch);
   }
 }
 
 // Writes a block's rows to `out` and `lse`.
-void finish(const DecodeArgs& args, int64_t sequence, int64_t first_row, int64_t lanes, const State& state,
-            const float* output, float* row) {
+void finish(const DecodeArgs& args, int64_t sequence, int64_t first_row, int64_t lanes,
+            const State& state, const float* output, float* row) {
   for (int64_t lane = 0; lane < least(lanes, args.rows() - first_row); ++lane) {
     const bool empty = state.sum[lane] == 0.0f;
     const float factor = empty ? 0.0f : args.output_scale / state.rounded_sum[lane];
-    for (int64_t i = 0; i < args.latent; ++i) row[i] = empty ? 0.0f : output[i * lanes + lane] * factor;
+    for (int64_t i = 0; i < args.latent; ++i)
+      row[i] = empty ? 0.0f : output[i * lanes + lane] * factor;
     const int64_t offset = element_offset(args.out_stride, sequence, first_row + lane, args.heads);
-    narrow(row, static_cast<char*>(args.out) + offset * size_of(args.out_type), args.out_type, args.latent);
+    narrow(row, static_cast<char*>(args.out) + offset * size_of(args.out_type), args.out_type,
+           args.latent);
     if (args.lse != nullptr)
       args.lse[element_offset(args.lse_stride, sequence, first_row + lane, args.heads)] =
           empty ? -kInfinity : (state.maximum[lane] + __builtin_log2f(state.sum[lane])) * kLn2;
@@ -102,18 +110,20 @@ void finish(const DecodeArgs& args, int64_t sequence, int64_t first_row, int64_t
 }
 
 // Keeps a block for merge().
-void keep(const Layout& layout, int64_t row, int64_t lanes, const State& state, const float* output, float* partial) {
+void keep(const Layout& layout, int64_t row, int64_t lanes, const State& state, const float* output,
+          float* partial) {
   const State kept = State::at(partial, layout.rows).from(row);
   memcpy(kept.maximum, state.maximum, static_cast<size_t>(lanes) * 4);
   memcpy(kept.sum, state.sum, static_cast<size_t>(lanes) * 4);
   memcpy(kept.rounded_sum, state.rounded_sum, static_cast<size_t>(lanes) * 4);
-  memcpy(partial + layout.partial_output(row), output, static_cast<size_t>(lanes * layout.value_width) * 4);
+  memcpy(partial + layout.partial_output(row), output,
+         static_cast<size_t>(lanes * layout.value_width) * 4);
 }
 
 // One piece, for the group of rows that begins at `first_row`.
 template <class Engine>
-void process(const DecodeArgs& args, const Cache<Engine>& cache, const Layout& layout, const Piece& piece,
-             int64_t first_row, bool cut, char* scratch) {
+void process(const DecodeArgs& args, const Cache<Engine>& cache, const Layout& layout,
+             const Piece& piece, int64_t first_row, bool cut, char* scratch) {
   const int64_t stop_row = least(first_row + layout.group_rows, layout.rows);
   const int64_t length = args.seq_lens[piece.sequence];
   const State state = State::at(reinterpret_cast<float*>(scratch + layout.state), layout.rows);
@@ -121,7 +131,9 @@ void process(const DecodeArgs& args, const Cache<Engine>& cache, const Layout& l
   float* output = reinterpret_cast<float*>(scratch + layout.output);
   float* row_memory = reinterpret_cast<float*>(scratch + layout.row);
   const auto q_of = [&](int64_t row) { return q + (row - first_row) * layout.key_cells; };
-  const auto output_of = [&](int64_t row) { return output + (row - first_row) * layout.value_width; };
+  const auto output_of = [&](int64_t row) {
+    return output + (row - first_row) * layout.value_width;
+  };
 
   int64_t all_see = length;
   for (int64_t row = first_row; row < stop_row; ++row) {
@@ -134,7 +146,8 @@ void process(const DecodeArgs& args, const Cache<Engine>& cache, const Layout& l
   memset(output, 0, static_cast<size_t>((stop_row - first_row) * layout.value_width) * 4);
   for (int64_t row = first_row, lanes; row < stop_row; row += lanes) {
     lanes = block_lanes(layout.rows - row);
-    gather_q<Engine>(args, layout, piece.sequence, row, args.rows() - row, lanes, q_of(row), row_memory);
+    gather_q<Engine>(args, layout, piece.sequence, row, args.rows() - row, lanes, q_of(row),
+                     row_memory);
   }
 
   Tile tile;
@@ -142,17 +155,19 @@ void process(const DecodeArgs& args, const Cache<Engine>& cache, const Layout& l
     gather(cache, args, layout, piece, begin, scratch, tile);
     const char* next_rows[kTile];
     const int64_t next = begin + tile.tokens, next_tokens = least(piece.end - next, kTile);
-    for (int64_t n = 0; n < next_tokens; ++n) next_rows[n] = cache_row(args, piece.sequence, next + n);
+    for (int64_t n = 0; n < next_tokens; ++n)
+      next_rows[n] = cache_row(args, piece.sequence, next + n);
     Prefetch prefetch(next_rows, next_tokens, args.width * size_of(args.cache_type));
     const bool masked = begin + tile.tokens > all_see;
     for (int64_t row = first_row, lanes; row < stop_row; row += lanes) {
       lanes = block_lanes(layout.rows - row);
       const State block = state.from(row);
       if (kLanes == 16 && lanes == 2 * kBlock) {
-        attend<Engine, 2>(args, layout, block, begin, tile, masked, q_of(row), output_of(row), scratch, prefetch);
+        attend<Engine, 2>(args, layout, block, begin, tile, masked, q_of(row), output_of(row),
+                          scratch, prefetch);
       } else {
-        attend<Engine, 16 / kLanes>(args, layout, block, begin, tile, masked, q_of(row), output_of(row), scratch,
-                                    prefetch);
+        attend<Engine, 16 / kLanes>(args, layout, block, begin, tile, masked, q_of(row),
+                                    output_of(row), scratch, prefetch);
       }
     }
   }
@@ -184,7 +199,8 @@ void work(const DecodeArgs& args, const Schedule& schedule, int32_t worker, char
   }
 }
 
-// float16 and float32 hold more digits than bfloat16: where q or the cache has them, they are not thrown away.
+// float16 and float32 hold more digits than bfloat16: where q or the cache has them, they are not
+// thrown away.
 bool fits_bfloat16(const DecodeArgs& args) {
   const auto wide = [](Type type) { return type == Type::kFloat32 || type == Type::kFloat16; };
   return !wide(args.q_type) && !wide(args.cache_type);
@@ -192,16 +208,19 @@ bool fits_bfloat16(const DecodeArgs& args) {
 
 }  // namespace
 
-void decode_worker(const DecodeArgs& args, const Schedule& schedule, int32_t worker, void* scratch) {
+void decode_worker(const DecodeArgs& args, const Schedule& schedule, int32_t worker,
+                   void* scratch) {
 #if defined(__AVX512BF16__)
-  if (fits_bfloat16(args)) return work<BFloat16Engine>(args, schedule, worker, static_cast<char*>(scratch));
+  if (fits_bfloat16(args))
+    return work<BFloat16Engine>(args, schedule, worker, static_cast<char*>(scratch));
 #else
   (void)fits_bfloat16;
 #endif
   work<Float32Engine>(args, schedule, worker, static_cast<char*>(scratch));
 }
 
-void decode_merge(const DecodeArgs& args, const Schedule& schedule, int32_t sequence, void* scratch_memory) {
+void decode_merge(const DecodeArgs& args, const Schedule& schedule, int32_t sequence,
+                  void* scratch_memory) {
   // Partials are float32 and laid out alike whatever the engine.
   const Layout layout = Layout::of<Float32Engine>(args);
   char* scratch = static_cast<char*>(scratch_memory);
@@ -249,6 +268,8 @@ size_t decode_scratch_bytes(const DecodeArgs& args) {
   return bytes;
 }
 
-int64_t decode_partial_floats(const DecodeArgs& args) { return Layout::of<Float32Engine>(args).partial_floats(); }
+int64_t decode_partial_floats(const DecodeArgs& args) {
+  return Layout::of<Float32Engine>(args).partial_floats();
+}
 
 }  // namespace mla::MLA_ISA

@@ -1,5 +1,5 @@
-// Conversions, the largest magnitude, and the merging of two partial results: loops that the compiler vectorizes for
-// the instruction set this file is compiled for.
+// Conversions, the largest magnitude, and the merging of two partial results: loops that the
+// compiler vectorizes for the instruction set this file is compiled for.
 #include "convert.h"
 #include "functions.h"
 
@@ -13,7 +13,8 @@ int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 }  // namespace
 
-void convert(const void* from, Type from_type, void* to, Type to_type, int64_t count, float divisor) {
+void convert(const void* from, Type from_type, void* to, Type to_type, int64_t count,
+             float divisor) {
   float wide[kChunk];
   for (int64_t begin = 0; begin < count; begin += kChunk) {
     const int64_t some = least(count - begin, kChunk);
@@ -40,7 +41,8 @@ float max_abs(const void* from, Type type, int64_t count) {
   return float_of(top);
 }
 
-float merge_row(const void* a, float lse_a, const void* b, float lse_b, void* out, Type type, int64_t width) {
+float merge_row(const void* a, float lse_a, const void* b, float lse_b, void* out, Type type,
+                int64_t width) {
   const float infinity = __builtin_inff();
   // FlashMLA writes +inf for a row that sees nothing; nothing else can.
   lse_a = lse_a == infinity ? -infinity : lse_a;
@@ -49,7 +51,8 @@ float merge_row(const void* a, float lse_a, const void* b, float lse_b, void* ou
   const float shift = top == -infinity ? 0.0f : top;
   const float weight_a = __builtin_expf(lse_a - shift), weight_b = __builtin_expf(lse_b - shift);
   const float sum = weight_a + weight_b;
-  const float factor_a = sum == 0.0f ? 0.0f : weight_a / sum, factor_b = sum == 0.0f ? 0.0f : weight_b / sum;
+  const float factor_a = sum == 0.0f ? 0.0f : weight_a / sum,
+              factor_b = sum == 0.0f ? 0.0f : weight_b / sum;
   float wide_a[kChunk], wide_b[kChunk];
   for (int64_t begin = 0; begin < width; begin += kChunk) {
     const int64_t some = least(width - begin, kChunk), offset = begin * size_of(type);

@@ -1,5 +1,6 @@
-// The two ways to multiply: float32, and pairs of bfloat16 where the processor has the dot product for them. Both work
-// on 32-bit cells, so that everything above them is written once: a cell is one float32 or two neighbouring bfloat16.
+// The two ways to multiply: float32, and pairs of bfloat16 where the processor has the dot product
+// for them. Both work on 32-bit cells, so that everything above them is written once: a cell is one
+// float32 or two neighbouring bfloat16.
 #pragma once
 
 #include "convert.h"
@@ -24,8 +25,9 @@ struct BFloat16Engine {
 };
 #endif
 
-// Rows of the cache to ask for while computing: gathering alone touches memory, and a burst of requests would fill the
-// processor's miss buffers and hold up the loads of the multiplication itself. So multiply() asks for a little each step.
+// Rows of the cache to ask for while computing: gathering alone touches memory, and a burst of
+// requests would fill the processor's miss buffers and hold up the loads of the multiplication
+// itself. So multiply() asks for a little each step.
 class Prefetch {
  public:
   static constexpr int64_t kSteps = 32;  // in which one row is asked for
@@ -42,13 +44,14 @@ class Prefetch {
   int64_t stride_;
 };
 
-// c[i][lane] = (accumulate ? c[i][lane] * factor[lane] : 0) + sum over steps of a[i][step] * b[step][lane], for ROWS
-// rows i and VECS vectors of lanes. Rows of `a` lie `a_row` bytes apart, steps `a_step`; rows of b and c lie
-// VECS * kLanes floats apart. Holding ROWS * VECS sums in registers, each step loads VECS vectors of b and broadcasts
-// ROWS cells of a: with the rows of the cache as `a`, keys and values need no transposing.
+// c[i][lane] = (accumulate ? c[i][lane] * factor[lane] : 0) + sum over steps of a[i][step] *
+// b[step][lane], for ROWS rows i and VECS vectors of lanes. Rows of `a` lie `a_row` bytes apart,
+// steps `a_step`; rows of b and c lie VECS * kLanes floats apart. Holding ROWS * VECS sums in
+// registers, each step loads VECS vectors of b and broadcasts ROWS cells of a: with the rows of the
+// cache as `a`, keys and values need no transposing.
 template <class Engine, int ROWS, int VECS, bool ACCUMULATE>
-inline void multiply(const char* a, int64_t a_row, int64_t a_step, const float* b, int64_t steps, float* c,
-                     const float* factor, Prefetch& prefetch) {
+inline void multiply(const char* a, int64_t a_row, int64_t a_step, const float* b, int64_t steps,
+                     float* c, const float* factor, Prefetch& prefetch) {
   constexpr int kRow = VECS * kLanes;
   Vec sum[ROWS][VECS];
 #pragma GCC unroll 16
@@ -83,6 +86,8 @@ inline void multiply(const char* a, int64_t a_row, int64_t a_step, const float* 
 
 // Sums that fit the registers: 32 vectors with AVX-512, 16 below. ROWS divides 16.
 template <int VECS>
-inline constexpr int kRowsFor = kLanes == 16 ? 16 / VECS : kLanes == 8 ? 8 / VECS : 2;
+inline constexpr int kRowsFor = kLanes == 16  ? 16 / VECS
+                                : kLanes == 8 ? 8 / VECS
+                                              : 2;
 
 }  // namespace mla::MLA_ISA

@@ -1,4 +1,5 @@
-// Where everything lies in a worker's scratch memory, and the walks over it that several files need.
+// Where everything lies in a worker's scratch memory, and the walks over it that several files
+// need.
 #pragma once
 
 #include "engine.h"
@@ -10,17 +11,21 @@ namespace mla::MLA_ISA {
 inline constexpr int64_t kTile = 64;
 // Query rows lie in vector lanes, in blocks of 16 or 32.
 inline constexpr int64_t kBlock = 16;
-// Rows that share one gathered tile: 128 rows of 512 float32 sums are 256 KiB, which with the tile and q stay in L2.
+// Rows that share one gathered tile: 128 rows of 512 float32 sums are 256 KiB, which with the tile
+// and q stay in L2.
 inline constexpr int64_t kGroup = 128;
 
 inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Blocks of 32 rows where the registers allow it, of 16 otherwise and for what is left.
-inline int64_t block_lanes(int64_t rows_left) { return kLanes == 16 && rows_left > kBlock ? 2 * kBlock : kBlock; }
+inline int64_t block_lanes(int64_t rows_left) {
+  return kLanes == 16 && rows_left > kBlock ? 2 * kBlock : kBlock;
+}
 
-// Running softmax, one entry per row: maximum (of scores in units of log2), sum of the weights, sum of the weights as
-// the engine rounds them, the factor that the last tile put on the output, and the number of tokens a row may see.
+// Running softmax, one entry per row: maximum (of scores in units of log2), sum of the weights, sum
+// of the weights as the engine rounds them, the factor that the last tile put on the output, and
+// the number of tokens a row may see.
 struct State {
   float* maximum;
   float* sum;
@@ -63,7 +68,8 @@ struct Layout {
     };
     layout.q = take(layout.group_rows * layout.key_cells);
     layout.keys = take(kTile * layout.key_cells);
-    layout.values = Engine::kPack == 1 ? layout.keys : take(kTile / Engine::kPack * layout.value_width);
+    layout.values =
+        Engine::kPack == 1 ? layout.keys : take(kTile / Engine::kPack * layout.value_width);
     layout.scores = take(kTile * 2 * kBlock);
     layout.weights = take(kTile * 2 * kBlock);
     layout.state = take(layout.rows * 5);
@@ -72,12 +78,14 @@ struct Layout {
     return layout;
   }
 
-  // A partial result: maximum, sum and rounded_sum of every row, then the output, block after block.
+  // A partial result: maximum, sum and rounded_sum of every row, then the output, block after
+  // block.
   int64_t partial_floats() const { return rows * (3 + value_width); }
   int64_t partial_output(int64_t row) const { return rows * 3 + row * value_width; }
 };
 
-inline int64_t element_offset(const int64_t stride[3], int64_t sequence, int64_t row, int64_t heads) {
+inline int64_t element_offset(const int64_t stride[3], int64_t sequence, int64_t row,
+                              int64_t heads) {
   return sequence * stride[0] + row / heads * stride[1] + row % heads * stride[2];
 }
 

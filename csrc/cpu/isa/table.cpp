@@ -6,7 +6,13 @@
 
 namespace mla::MLA_ISA {
 
-const Kernels kKernels = {MLA_STRING(MLA_ISA), decode_scratch_bytes, decode_partial_floats, decode_worker,
-                          decode_merge,        convert,              max_abs,               merge_row};
+const Kernels kKernels = {MLA_STRING(MLA_ISA),
+                          decode_scratch_bytes,
+                          decode_partial_floats,
+                          decode_worker,
+                          decode_merge,
+                          convert,
+                          max_abs,
+                          merge_row};
 
 }  // namespace mla::MLA_ISA

@@ -1,5 +1,5 @@
-// Vectors of float32 at the width of the instruction set this file is compiled for, in the compiler's own vector
-// extension, and the few functions that decode needs on them.
+// Vectors of float32 at the width of the instruction set this file is compiled for, in the
+// compiler's own vector extension, and the few functions that decode needs on them.
 #pragma once
 
 #include <cstdint>
@@ -37,8 +37,8 @@ inline Vec splat(float value) { return Vec{} + value; }
 // A NaN in `a` is dropped and one in `b` kept.
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 
-// 2^x within 2 ulp for x <= 0, exactly 0 below 2^-126 (and for -inf), NaN kept. Coefficients: Taylor of 2^f in f ln 2,
-// |f| <= 1/2, whose first dropped term is (ln 2 / 2)^7 / 7! = 1.2e-7.
+// 2^x within 2 ulp for x <= 0, exactly 0 below 2^-126 (and for -inf), NaN kept. Coefficients:
+// Taylor of 2^f in f ln 2, |f| <= 1/2, whose first dropped term is (ln 2 / 2)^7 / 7! = 1.2e-7.
 inline Vec exp2(Vec x) {
   const Vec lowest = splat(-126.0f);
   const Vec clamped = x < lowest ? lowest : x;
