@@ -274,8 +274,7 @@ def supports(*, backend: str = "auto", **problem: Any) -> bool:
 
 
 def explain(*, backend: str = "auto", **problem: Any) -> str:
-    """Return the table's answer for a problem (as `supports`): what serves, and why each other row does
-    not."""
+    """Return the table's answer, row by row: what serves, what does not, and why."""
     wanted, forced, chosen = _problem(**problem), _forced(backend), False
     lines = [describe(wanted)]
     for row in TABLE:

@@ -121,9 +121,9 @@ def merge_states(
 ) -> tuple[Tensor, Tensor]:
     """Merge the results of attention over two disjoint sets of tokens.
 
-    out_a, out_b: [..., R] bfloat16, float16 or float32. lse_a, lse_b: [...] float32, natural log;
-        -inf (or FlashMLA's
-    +inf) marks a side that saw nothing, whose out may hold anything.
+    out_a, out_b: [..., R] bfloat16, float16 or float32.
+    lse_a, lse_b: [...] float32, natural log; -inf (or FlashMLA's +inf) marks a side that saw
+        nothing, whose out may hold anything.
 
     Returns (out, lse) of the same shapes: what one attention over both sets would have given.
     """
