@@ -153,7 +153,7 @@ def make(case: Case, device: str = "cpu") -> Problem:
     )
 
 
-RANKS = ((512, 64), (256, 64), (256, 32), (128, 32), (512, 0), (96, 40), (33, 7), (9, 0))
+RANKS = ((512, 64), (256, 64), (256, 32), (128, 32), (512, 0), (96, 40), (33, 7))
 HEADS = (1, 3, 5, 8, 12, 16, 20, 40, 64, 96, 128)
 PAGES = (1, 7, 16, 64, 128, 1024)
 CACHES = (BF16, FP16, FP32, FN, FNUZ)
@@ -173,6 +173,7 @@ CORRECTNESS: list[Case] = [
     ),
     *(Case(page_size=p, cache_dtype=c) for p in PAGES for c in (BF16, FN, FP32)),
     *(Case(rank=r, rope=e, cache_dtype=c) for r, e in RANKS for c in (BF16, FNUZ, FP32)),
+    *(Case(rank=r, rope=0, q_dtype=FP32, cache_dtype=FP32) for r in (1, 9)),
     *(Case(data=d, cache_dtype=c) for d in ("shifted", "heavy", "flat") for c in (BF16, FN)),
     *(
         Case(data="needles", lengths=(300, 301, 257, 255, 128), page_size=p, q_len=s, cache_dtype=c)
