@@ -106,8 +106,7 @@ def _joined(pair: tuple[Tensor, Tensor] | list[Tensor], kv_lora_rank: int) -> Te
     if q_nope.shape[:-1] != q_pe.shape[:-1] or q_nope.dtype != q_pe.dtype:
         raise ValueError(
             f"q_nope and q_pe must agree in dtype and in all sizes but the last, got "
-            f"{q_nope.dtype} "
-            f"{list(q_nope.shape)} and {q_pe.dtype} {list(q_pe.shape)}"
+            f"{q_nope.dtype} {list(q_nope.shape)} and {q_pe.dtype} {list(q_pe.shape)}"
         )
     if q_nope.shape[-1] != kv_lora_rank:
         raise ValueError(

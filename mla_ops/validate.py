@@ -20,8 +20,8 @@ def _wanted(tensor: Tensor) -> bool:
         return False
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
-            "MLA_OPS_VALIDATE=1 reads lengths and tables on the host and cannot run while a graph is "
-            "captured: expected it unset, got 1"
+            "MLA_OPS_VALIDATE=1 reads lengths and tables on the host and cannot run while a graph "
+            "is captured: expected it unset, got 1"
         )
     return True
 
