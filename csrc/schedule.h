@@ -2,7 +2,8 @@
 // every native backend.
 //
 // A sequence of L tokens is max(1, ceil(L / unit_tokens)) units; all units of a batch, in order,
-// form one line, which is cut into `workers` equal stretches. Everything else follows from
+// form one line, which is cut into equal stretches, one for each worker, or for each of the first
+// units() workers where there are more workers than units. Everything else follows from
 // `first_unit`, the running sum that the plan tensor holds: it needs no addresses and may be
 // copied, moved or captured.
 #pragma once
@@ -49,12 +50,16 @@ struct Schedule {
 
   MLA_INLINE int64_t units() const { return first_unit[batch]; }
 
+  // A worker without a stretch between two that have one would leave a hole among the slots.
+  MLA_INLINE int64_t busy_workers() const { return units() < workers ? units() : workers; }
+
   MLA_INLINE int64_t first_unit_of_worker(int32_t worker) const {
-    return units() * worker / workers;
+    const int64_t busy = busy_workers();
+    return worker < busy ? units() * worker / busy : units();
   }
 
   MLA_INLINE int32_t worker_of(int64_t unit) const {
-    return static_cast<int32_t>(((unit + 1) * workers - 1) / units());
+    return static_cast<int32_t>(((unit + 1) * busy_workers() - 1) / units());
   }
 
   MLA_INLINE int32_t sequence_of(int64_t unit) const {
