@@ -64,7 +64,8 @@ def check_build(expected_isa: str | None) -> None:
 
 
 def check_decode(cases: list[Case]) -> None:
-    """Check decode against the oracle; uncut, cut in three, and cut every 48 tokens."""
+    """Check decode against the oracle: uncut, cut for few and for too many workers, and cut every
+    48 tokens."""
     for case in cases:
         problem, want, want_lse = solved(case)
         sizes = {"page_size": case.page_size, "num_heads": case.heads, "q_len": case.q_len}
@@ -72,6 +73,7 @@ def check_decode(cases: list[Case]) -> None:
         plans = [
             None,
             mla_ops.plan(*of, **sizes, workers=3),
+            mla_ops.plan(*of, **sizes, workers=40),
             mla_ops.plan(*of, **sizes, batch_invariant=True, split_tokens=48),
         ]
         for plan in plans:

@@ -18,7 +18,9 @@ CORE = Path(__file__).resolve().parent / "qemu_core.py"
 def core(name: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Run the core on one instruction set."""
     command = [sys.executable, "-P", str(CORE), *options]
-    environment = {**os.environ, "MLA_OPS_ISA": name}
+    # One thread: the plans cut the work, and with two the spinning of an idle one takes most of the
+    # time of a machine that has other things to do.
+    environment = {**os.environ, "MLA_OPS_ISA": name, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
