@@ -95,7 +95,10 @@ def check_quantize(step: int) -> None:
             for scale in (None, torch.ones(1), torch.tensor([0.037])):
                 got, got_scale = mla_ops.quantize_fp8(x, scale, dtype)
                 want, want_scale = reference.quantize_fp8(x, scale, dtype)
-                assert same_bits(got, want), f"quantize_fp8 {x.dtype} {dtype} {scale}"
+                # Where the processor does not convert float16, torch drops the sign of its NaN.
+                nan = want.float().isnan() & (x.dtype == FP16)
+                assert torch.equal(got.float().isnan() & (x.dtype == FP16), nan)
+                assert same_bits(got[~nan], want[~nan]), f"quantize_fp8 {x.dtype} {dtype} {scale}"
                 assert same_bits(got_scale, want_scale.reshape(1))
 
 
