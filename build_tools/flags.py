@@ -52,13 +52,20 @@ def per_isa(isa: InstructionSet) -> list[str]:
     """Return the flags of the sources that are compiled once per instruction set.
 
     -ffp-contract=fast is GCC's default and not clang's: said here so that both fuse alike. Never
-    -ffast-math: the kernels have to see NaN and infinity. GCC 12 warns of uninitialized variables
-    in its own AVX-512 headers (GCC bug 105593).
+    -ffast-math: the kernels have to see NaN and infinity. -fno-trapping-math lets GCC compute both
+    sides of a choice between floats, without which it does not vectorize one. GCC 12 warns of
+    uninitialized variables in its own AVX-512 headers (GCC bug 105593).
     """
     return [
         *_code_generation(),
         *_LANGUAGE,
-        *("-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-maybe-uninitialized"),
+        *(
+            "-ffp-contract=fast",
+            "-fno-trapping-math",
+            "-Wall",
+            "-Wextra",
+            "-Wno-maybe-uninitialized",
+        ),
         *isa.flags,
     ]
 

@@ -40,7 +40,7 @@ class Problem(NamedTuple):
     width: int
     causal: bool
     lse: bool
-    cache_bytes_over_4_gib: bool
+    cache_over_4_gib: bool
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,12 @@ class Row:
             ("lse", self.lse, problem.lse),
         )
         for name, want, got in wants:
-            if want is None or want == got or (isinstance(want, frozenset) and got in want):
+            # Not `got in want`: a symbolic size has no hash.
+            wanted = want if isinstance(want, frozenset) else (want,)
+            if want is None or any(got == one for one in wanted):
                 continue
             return f"{name} must be {_text(want)}, got {_text(got)}"
-        if problem.cache_bytes_over_4_gib and not self.cache_over_4_gib:
+        if problem.cache_over_4_gib and not self.cache_over_4_gib:
             return "the cache must be at most 4 GiB, got a larger one"
         return self.missing()
 
@@ -179,14 +181,17 @@ def float8_dtype(device: torch.device) -> torch.dtype:
     return FNUZ if arch_of(device) == "gfx942" else FN
 
 
+def _from_environment() -> str:
+    return os.environ.get("MLA_OPS_BACKEND", "auto")
+
+
 def _forced(backend: str) -> str:
     if backend != "auto":
         return backend
-    wanted = os.environ.get("MLA_OPS_BACKEND", "auto")
+    wanted = _from_environment()
     if wanted not in checks.BACKENDS:
-        raise ValueError(
-            f"MLA_OPS_BACKEND must be one of {', '.join(checks.BACKENDS)}, got {wanted!r}"
-        )
+        known = ", ".join(checks.BACKENDS)
+        raise ValueError(f"MLA_OPS_BACKEND must be one of {known}, got {wanted!r}")
     return wanted
 
 
@@ -208,9 +213,6 @@ def _first_fit(problem: Problem, forced: str) -> Decision:
     raise ValueError(f"backend {forced!r} cannot serve {describe(problem)}: {reason}; {instead}")
 
 
-_cached_first_fit = functools.cache(_first_fit)
-
-
 def describe(problem: Problem) -> str:
     """Return the problem in one line."""
     return (
@@ -221,17 +223,28 @@ def describe(problem: Problem) -> str:
     )
 
 
+_decisions: dict[tuple[object, ...], Decision] = {}
+
+
 def decide(
     q: Tensor, kv_cache: Tensor, kv_lora_rank: int, causal: bool, lse: bool, backend: str
 ) -> Decision:
-    """Choose for a checked call. Sizes may be symbolic; then nothing is cached."""
-    sizes = (q.shape[2], q.shape[1], kv_cache.shape[1], kv_lora_rank, q.shape[3])
-    bytes_ = kv_cache.numel() * kv_cache.element_size()
-    problem = Problem(
-        arch_of(q.device), q.dtype, kv_cache.dtype, *sizes, causal, lse, bytes_ > 1 << 32
-    )
-    plain = all(type(size) is int for size in sizes)
-    return (_cached_first_fit if plain else _first_fit)(problem, _forced(backend))
+    """Choose for a checked call. One lookup from the second call of a kind on."""
+    _, q_len, heads, width = q.shape
+    sizes = (heads, q_len, kv_cache.shape[1], kv_lora_rank, width, causal, lse)
+    over_4_gib = kv_cache.nbytes > 1 << 32
+    key = (q.device, q.dtype, kv_cache.dtype, sizes, over_4_gib, backend, _from_environment())
+    try:
+        return _decisions[key]
+    except KeyError:
+        known = True
+    except TypeError:  # symbolic sizes have no hash
+        known = False
+    problem = Problem(arch_of(q.device), q.dtype, kv_cache.dtype, *sizes, over_4_gib)
+    decision = _first_fit(problem, _forced(backend))
+    if known:
+        _decisions[key] = decision
+    return decision
 
 
 def _problem(

@@ -14,7 +14,12 @@ void check_tables(const at::Tensor& block_table, const at::Tensor& seq_lens, int
                       "] must be between 0 and ", capacity, " (", block_table.size(1), " pages of ",
                       page_size, " tokens in block_table), got ", lengths[b]);
     const int32_t* row = table + b * block_table.stride(0);
-    for (int64_t i = 0; i < (lengths[b] + page_size - 1) / page_size; ++i)
+    const int64_t in_use = (lengths[b] + page_size - 1) / page_size;
+    // One pass without branches, for page sizes of 1: the bad entry is looked for only where there
+    // is one.
+    int64_t bad = 0;
+    for (int64_t i = 0; i < in_use; ++i) bad += row[i] < 0 || row[i] >= pages;
+    for (int64_t i = 0; i < in_use && bad != 0; ++i)
       TORCH_CHECK_VALUE(row[i] >= 0 && row[i] < pages, "block_table[", b, ", ", i,
                         "] must be between 0 and ", pages - 1, " (kv_cache has ", pages,
                         " pages), got ", row[i]);
@@ -43,6 +48,7 @@ void plan(const at::Tensor& seq_lens, const at::Tensor& block_table, at::IntArra
   MLA_CHECK_DTYPE(seq_lens, at::kInt);
   MLA_CHECK_SIZES(seq_lens, {spec.batch});
   MLA_CHECK_CONTIGUOUS(seq_lens);
+  MLA_CHECK_ALIGNED(seq_lens);
   MLA_CHECK_CPU(plan);
   spec.check_plan(plan);
   (void)block_table;
