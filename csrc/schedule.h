@@ -2,9 +2,9 @@
 // every native backend.
 //
 // A sequence of L tokens is max(1, ceil(L / unit_tokens)) units; all units of a batch, in order,
-// form one line, which is cut into `workers` equal stretches. Everything else follows from
-// `first_unit`, the running sum that the plan tensor holds: it needs no addresses and may be
-// copied, moved or captured.
+// form one line, which is cut into `workers` equal stretches (as many as there are units, if
+// fewer). Everything else follows from `first_unit`, the running sum that the plan tensor holds: it
+// needs no addresses and may be copied, moved or captured.
 #pragma once
 
 #include <cstdint>
@@ -49,12 +49,16 @@ struct Schedule {
 
   MLA_INLINE int64_t units() const { return first_unit[batch]; }
 
+  // Workers with something to do, the first ones: no idle one lies between two pieces of a
+  // sequence, which would count as a piece of its own.
+  MLA_INLINE int64_t busy_workers() const { return workers < units() ? workers : units(); }
+
   MLA_INLINE int64_t first_unit_of_worker(int32_t worker) const {
-    return units() * worker / workers;
+    return worker < busy_workers() ? units() * worker / busy_workers() : units();
   }
 
   MLA_INLINE int32_t worker_of(int64_t unit) const {
-    return static_cast<int32_t>(((unit + 1) * workers - 1) / units());
+    return static_cast<int32_t>(((unit + 1) * busy_workers() - 1) / units());
   }
 
   MLA_INLINE int32_t sequence_of(int64_t unit) const {
