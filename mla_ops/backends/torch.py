@@ -98,7 +98,7 @@ def _quantize_fp8(x: Tensor, scale: Tensor | None, out: Tensor, scale_out: Tenso
         scale = top / largest
         scale = torch.where(scale == 0, 1.0, scale)
     scale_out.copy_(scale.reshape(1))
-    out.copy_((wide / scale_out).clamp(-largest, largest).to(out.dtype))
+    out.copy_((wide / scale_out.reshape(())).clamp(-largest, largest).to(out.dtype))
 
 
 def _write_kv_cache(
