@@ -125,6 +125,8 @@ TENSOR = (
 def _alias(rng: random.Random, arguments: dict[str, Any], name: str) -> Tensor:
     """The shape and dtype of one argument, in the memory of another."""
     x = arguments[name]
+    if x.device.type != "cpu":
+        return x
     others = [y for y in arguments.values() if isinstance(y, Tensor) and y is not x]
     others = [y for y in others if y.device == x.device and not y.requires_grad]
     wanted = x.numel() * x.element_size()
