@@ -234,7 +234,7 @@ def decide(
     """Choose for a checked call. One lookup from the second call of a kind on."""
     _, q_len, heads, width = q.shape
     sizes = (heads, q_len, kv_cache.shape[1], kv_lora_rank, width, causal, lse)
-    over_4_gib = kv_cache.nbytes > 1 << 32
+    over_4_gib = kv_cache.numel() * kv_cache.element_size() > 1 << 32  # nbytes: not symbolic
     key = (q.device, q.dtype, kv_cache.dtype, sizes, over_4_gib, backend, _from_environment())
     try:
         return _decisions[key]
