@@ -240,7 +240,11 @@ def _merge(rng: random.Random) -> Call:
         weight = torch.where(lse == -torch.inf, 0.0, (logs - lse).exp())[..., None]
         want = weight[0] * a["out_a"].double() + weight[1] * a["out_b"].double()
         close = torch.allclose(result[0].double(), want, rtol=8e-3, atol=8e-3)
-        return None if close and torch.allclose(result[1].double(), lse, atol=1e-5) else "another state"
+        return (
+            None
+            if close and torch.allclose(result[1].double(), lse, atol=1e-5)
+            else "another state"
+        )
 
     return Call("merge_states", mla_ops.merge_states, a, True, set(), judge)
 

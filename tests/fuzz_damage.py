@@ -168,8 +168,8 @@ def damage(rng: random.Random, arguments: dict[str, Any]) -> None:
         arguments[name] = rng.choice(DTYPES)
     elif isinstance(value, list):
         spec = list(value)
-        if rng.random() < 0.2:
-            spec = spec[: rng.randrange(len(spec))]
+        if not spec or rng.random() < 0.2:
+            spec = spec[: rng.randrange(len(spec) + 1)]
         else:
             spec[rng.randrange(len(spec))] = rng.choice(NUMBERS)
         arguments[name] = spec
