@@ -27,7 +27,7 @@ def sanitizers() -> str:
 
 def _code_generation() -> list[str]:
     if asked := sanitizers():
-        return ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={asked}"]
+        return ["-O1", "-g1", "-fno-omit-frame-pointer", f"-fsanitize={asked}"]
     flags = ["-O3"]
     # Python's own CFLAGS ask for -g, which makes the module ten times as large.
     if not any(flag.startswith("-g") for flag in shlex.split(os.environ.get("CFLAGS", ""))):

@@ -196,19 +196,21 @@ def _forced(backend: str) -> str:
 
 
 def _first_fit(problem: Problem, forced: str) -> Decision:
-    refusals: dict[str, str] = {}
+    # Of several rows of a backend, those for this architecture give the better reason.
+    refusals: dict[tuple[str, bool], str] = {}
     nearest: Decision | None = None
     for row in TABLE:
         refusal = row.refuses(problem)
         if refusal is not None:
-            refusals.setdefault(row.backend, refusal)
+            fits = row.arch is None or problem.arch in row.arch
+            refusals.setdefault((row.backend, fits), refusal)
         elif forced in ("auto", row.backend):
             decision = Decision(row.backend, row.kernel, row.reason)
             logger.info("%s -> %s (%s: %s)", describe(problem), *decision)
             return decision
         elif nearest is None:
             nearest = Decision(row.backend, row.kernel, row.reason)
-    reason = refusals.get(forced, "it has no row in the table")
+    reason = refusals.get((forced, True)) or refusals.get((forced, False))
     instead = "nothing can" if nearest is None else f"the nearest that can is {nearest.backend!r}"
     raise ValueError(f"backend {forced!r} cannot serve {describe(problem)}: {reason}; {instead}")
 
@@ -232,7 +234,7 @@ def decide(
     """Choose for a checked call. One lookup from the second call of a kind on."""
     _, q_len, heads, width = q.shape
     sizes = (heads, q_len, kv_cache.shape[1], kv_lora_rank, width, causal, lse)
-    over_4_gib = kv_cache.nbytes > 1 << 32
+    over_4_gib = kv_cache.numel() * kv_cache.element_size() > 1 << 32  # nbytes: not symbolic
     key = (q.device, q.dtype, kv_cache.dtype, sizes, over_4_gib, backend, _from_environment())
     try:
         return _decisions[key]

@@ -99,6 +99,7 @@ def plan(
     return DecodePlan(torch.ops.mla.plan(seq_lens, block_table, spec), spec)
 
 
+@torch.compiler.assume_constant_result
 def _workers_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count

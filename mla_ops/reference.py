@@ -59,7 +59,7 @@ def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[T
         top = finite.max() if finite.numel() else torch.tensor(0.0)
         scale = (top / largest).reshape(1)
         scale = torch.where(scale == 0, 1.0, scale)
-    wide = wide / scale
+    wide = wide / scale.reshape(())
     codes = torch.arange(256, dtype=torch.uint8).view(dtype)
     numbers, code = (
         codes[:0x7F].double() if dtype == torch.float8_e4m3fn else codes[:0x80].double(),

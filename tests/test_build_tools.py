@@ -62,7 +62,7 @@ def test_instruction_sets_contain_the_ones_before() -> None:
 
 def test_sanitizers_come_with_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLA_OPS_SANITIZE", "undefined, address")
-    assert {"-O1", "-g", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"} <= set(
+    assert {"-O1", "-g1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"} <= set(
         flags.common()
     )
     assert "-fsanitize=address,undefined" in flags.link()

@@ -138,12 +138,13 @@ void decode(const at::Tensor& q, const at::Tensor& kv_cache, const at::Tensor& b
   bool cut = false;
   for (int32_t b = 0; b < args.batch && !cut; ++b) cut = schedule.pieces(b) > 1;
   if (cut) {
-    const int64_t slots = schedule.fixed_split ? schedule.units() : spec.slots();
+    const int64_t slots =
+        Schedule::slots(args.batch, schedule.busy_workers(), schedule.units(), spec.fixed_split);
     partials = at::empty({slots, isa.partial_floats(args)}, seq_lens.options().dtype(at::kFloat));
     args.partials = partials.mutable_data_ptr<float>();
   }
   const size_t scratch_bytes = isa.decode_scratch_bytes(args);
-  at::parallel_for(0, schedule.workers, 1, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, schedule.busy_workers(), 1, [&](int64_t begin, int64_t end) {
     const at::DataPtr scratch = c10::GetCPUAllocator()->allocate(scratch_bytes);
     for (int64_t worker = begin; worker < end; ++worker)
       isa.decode_worker(args, schedule, static_cast<int32_t>(worker), scratch.get());

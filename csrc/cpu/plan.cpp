@@ -9,10 +9,11 @@ void check_tables(const at::Tensor& block_table, const at::Tensor& seq_lens, int
   const int32_t* lengths = seq_lens.const_data_ptr<int32_t>();
   const int32_t* table = block_table.const_data_ptr<int32_t>();
   const int64_t capacity = block_table.size(1) * page_size;
-  for (int64_t b = 0; b < seq_lens.size(0); ++b) {
+  for (int64_t b = 0; b < seq_lens.size(0); ++b)
     TORCH_CHECK_VALUE(lengths[b] >= 0 && lengths[b] <= capacity, "seq_lens[", b,
                       "] must be between 0 and ", capacity, " (", block_table.size(1), " pages of ",
                       page_size, " tokens in block_table), got ", lengths[b]);
+  for (int64_t b = 0; b < seq_lens.size(0); ++b) {
     const int32_t* row = table + b * block_table.stride(0);
     const int64_t in_use = (lengths[b] + page_size - 1) / page_size;
     // One pass without branches, for page sizes of 1: the bad entry is looked for only where there

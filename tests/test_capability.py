@@ -1,0 +1,202 @@
+"""The table: every row serves what it says and refuses the rest with a reason."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import mla_ops
+from mla_ops import capability, checks
+from mla_ops.capability import TABLE, Problem, Row
+
+BF16, FP32 = torch.bfloat16, torch.float32
+FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+
+
+def first(values: frozenset[Any] | None, otherwise: Any) -> Any:
+    return otherwise if values is None else min(values, key=str)
+
+
+def problem_of(row: Row) -> Problem:
+    """One that the row takes."""
+    return Problem(
+        arch=first(row.arch, "sm_70"),
+        q_dtype=first(row.q_dtype, BF16),
+        cache_dtype=first(row.cache_dtype, BF16),
+        heads=first(row.heads, 7),
+        q_len=first(row.q_len, 3),
+        page_size=64,
+        kv_lora_rank=row.kv_lora_rank or 512,
+        width=row.width or 576,
+        causal=first(row.causal, True),
+        lse=first(row.lse, False),
+        cache_over_4_gib=row.cache_over_4_gib,
+    )
+
+
+def others(row: Row) -> list[tuple[str, str, Any]]:
+    """(field, its name in the reason, a value that the row does not take)."""
+    found: list[tuple[str, str, Any]] = []
+    for name, short in (("arch", "arch"), ("heads", "heads"), ("q_len", "q_len")):
+        if getattr(row, name) is not None:
+            found.append((name, short, "sm_70" if name == "arch" else 77))
+    for name, short in (("q_dtype", "q"), ("cache_dtype", "cache")):
+        if getattr(row, name) != capability.ANY_DTYPE:
+            found.append((name, short, FP32))
+    for name in ("kv_lora_rank", "width"):
+        if getattr(row, name) is not None:
+            found.append((name, name, 99))
+    for name in ("causal", "lse"):
+        for value in (True, False):
+            if value not in getattr(row, name):
+                found.append((name, name, value))
+    return found
+
+
+def id_of(row: Row) -> str:
+    return f"{row.backend} {row.kernel} {'/'.join(sorted(row.arch or ('any',)))[:12]}"
+
+
+@pytest.mark.parametrize("row", TABLE, ids=id_of)
+def test_a_row_takes_what_it_says(row: Row) -> None:
+    assert replace(row, missing=lambda: None).refuses(problem_of(row)) is None
+
+
+@pytest.mark.parametrize("row", TABLE, ids=id_of)
+def test_a_row_refuses_the_rest_with_expected_and_got(row: Row) -> None:
+    for name, short, value in others(row):
+        reason = row.refuses(problem_of(row)._replace(**{name: value}))
+        assert reason is not None, name
+        assert reason.startswith(f"{short} must be "), reason
+        assert reason.endswith(f", got {str(value).removeprefix('torch.')}"), reason
+    if not row.cache_over_4_gib:
+        reason = row.refuses(problem_of(row)._replace(cache_over_4_gib=True))
+        assert reason == "the cache must be at most 4 GiB, got a larger one"
+
+
+@pytest.mark.parametrize("row", TABLE, ids=id_of)
+def test_a_row_is_reachable(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it the only one of its backend that is there, some problem would come to it."""
+    present = tuple(replace(one, missing=lambda: None) for one in TABLE)
+    monkeypatch.setattr(capability, "TABLE", present)
+    decision = capability._first_fit(problem_of(row), row.backend)
+    assert (decision.backend, decision.kernel) == (row.backend, row.kernel)
+
+
+def test_what_is_not_there_says_so() -> None:
+    for row in TABLE:
+        reason = row.missing()
+        if row.backend == "aiter" or row.kernel == "csrc/hip/decode":
+            assert reason is not None and reason.endswith("is not part of this release yet")
+        else:
+            assert reason is None, "the tests run where the kernels were compiled"
+
+
+def test_a_symbolic_size_is_compared_and_not_hashed() -> None:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    environment = ShapeEnv()
+    heads = environment.create_unbacked_symint()
+    with pytest.raises(TypeError):
+        hash(heads)
+    # What torch.export makes of a dynamic dimension: a size with a hint.
+    mode = torch._subclasses.FakeTensorMode(shape_env=environment)
+    fake = mode.from_tensor(torch.empty(16, 3), static_shapes=False)
+    row = TABLE[0]
+    assert row.missing() == row.refuses(problem_of(row)._replace(heads=fake.shape[0]))
+
+
+def test_every_problem_on_every_device_is_served_or_explained() -> None:
+    """There is always an answer, and the three ways to ask for it agree."""
+    for arch, q, cache, heads, q_len, lse in itertools.product(
+        ("cpu", "gfx942", "gfx950", "sm_90", "mps"),
+        (BF16, FP32, FN),
+        (BF16, FNUZ),
+        (1, 16, 128),
+        (1, 2, 8),
+        (True, False),
+    ):
+        dtypes = {"q_dtype": q, "cache_dtype": cache}
+        problem = {"arch": arch, **dtypes, "heads": heads, "q_len": q_len, "lse": lse}
+        for backend in checks.BACKENDS:
+            text = mla_ops.explain(backend=backend, **problem)
+            serves = [line for line in text.splitlines() if "SERVES" in line]
+            assert len(serves) == mla_ops.supports(backend=backend, **problem)
+            if serves and backend != "auto":
+                assert serves[0].split()[0] == backend
+        assert mla_ops.supports(**problem)
+
+
+def test_explain_has_a_line_per_row() -> None:
+    text = mla_ops.explain(arch="cpu")
+    lines = text.splitlines()
+    assert len(lines) == 1 + len(TABLE)
+    assert lines[0].startswith("cpu, q bfloat16 [S=1, H=16], cache bfloat16")
+    assert "SERVES: our kernel for CPUs" in text
+    assert "could too: plain torch" in text
+    assert "no: arch must be gfx942, got cpu" in text
+    forced = mla_ops.explain(arch="cpu", backend="torch")
+    assert "no: backend 'torch' was asked for" in forced
+    assert "SERVES: plain torch" in forced
+
+
+def decide(backend: str = "auto", heads: int = 3) -> capability.Decision:
+    q, cache = torch.empty(1, 1, heads, 24), torch.empty(2, 4, 24)
+    return capability.decide(q, cache, 16, True, False, backend)
+
+
+def test_decide_goes_by_argument_then_environment_then_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("MLA_OPS_BACKEND", raising=False)
+    assert decide().backend == "native"
+    assert decide("torch").backend == "torch"
+    monkeypatch.setenv("MLA_OPS_BACKEND", "torch")
+    assert decide().backend == "torch"
+    assert decide("native").backend == "native"
+    monkeypatch.setenv("MLA_OPS_BACKEND", "aiter")
+    with pytest.raises(ValueError, match="backend 'aiter' cannot serve cpu"):
+        decide()
+    monkeypatch.setenv("MLA_OPS_BACKEND", "fast")
+    with pytest.raises(ValueError, match="MLA_OPS_BACKEND must be one of .*, got 'fast'"):
+        decide()
+
+
+def test_a_forced_choice_that_cannot_serve_names_reason_and_nearest() -> None:
+    with pytest.raises(ValueError) as caught:
+        decide("aiter")
+    text = str(caught.value)
+    assert "backend 'aiter' cannot serve cpu, q float32 [S=1, H=3]" in text
+    assert "arch must be gfx942, got cpu" in text
+    assert text.endswith("the nearest that can is 'native'")
+
+
+def test_a_missing_kernel_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mla_ops._compiled, "missing", "nothing was compiled")
+    problem = capability._problem(arch="cpu", heads=77)
+    with pytest.raises(ValueError, match="nothing was compiled; the nearest that can is 'torch'"):
+        capability._first_fit(problem, "native")
+    assert capability._first_fit(problem, "auto").backend == "torch"
+
+
+def test_a_decision_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    capability._decisions.clear()
+    with caplog.at_level(logging.INFO, logger="mla_ops"):
+        for _ in range(3):
+            decide(heads=11)
+        assert len(caplog.records) == 1
+        decide(heads=12)
+    assert len(caplog.records) == 2
+    text = caplog.records[0].getMessage()
+    assert caplog.records[0].levelno == logging.INFO
+    assert "H=11" in text and "native" in text and "our kernel for CPUs" in text
+
+
+def test_float8_of_a_device() -> None:
+    assert capability.float8_dtype(torch.device("cpu")) == FN
+    assert capability.float8_dtype(torch.device("meta")) == FN
