@@ -16,7 +16,7 @@ _GATHERED = 1 << 24
 
 # Tokens at a time, at most: a matmul may add them one by one, and equal values then all round the
 # same way, to errors of 0.7 % at 262,144.
-_CHUNK = 1024
+_CHUNK = 512
 
 _BYTES_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 
