@@ -141,6 +141,20 @@ def test_scores_far_beyond_the_range_of_exp(backend: str, sign: float) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype, tokens", [(BF16, 262_144), (FP32, 16_384)])
+def test_many_equal_values_keep_their_sum(dtype: torch.dtype, tokens: int, backend: str) -> None:
+    """Added one by one to a large float32 sum they would all round the same way."""
+    case = Case(lengths=(tokens,), heads=1, rank=32, rope=0, q_dtype=dtype, cache_dtype=dtype)
+    problem = make(Case(**{**vars(case), "page_size": tokens, "extra_pages": 0}))
+    problem.kv_cache[int(problem.block_table[0, 0])] = 1.1
+    problem.q.zero_()
+    sizes = {"page_size": tokens, "num_heads": 1}
+    plan = mla_ops.plan(problem.seq_lens, problem.block_table, **sizes, workers=1)
+    want, want_lse = oracle(problem)
+    check(case, *_pairs(run(problem, backend, plan=plan), want, want_lse))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("cache_dtype", [BF16, FP32, FN])
 def test_a_nan_that_is_visible_is_not_hidden(backend: str, cache_dtype: torch.dtype) -> None:
     """A broken cache must show, and in the sequence that has it only."""

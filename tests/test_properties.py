@@ -36,11 +36,13 @@ LENGTHS = st.lists(
 
 @st.composite
 def problems(draw: st.DrawFn, **fixed: Any) -> Case:
-    """Any case. Narrow rows and heavy tails have float32 output: see compare.py."""
+    """Any case. Rows of few numbers have no bfloat16 output, and those of very few nothing that
+    cancels to nearly 0: see compare.py."""
     q_dtype = draw(st.sampled_from([BF16, FP16, FP32, FP32, FN, FNUZ]))
     if q_dtype in (FP16, FP32):
         rank, rope = draw(st.integers(1, 130)), draw(st.integers(0, 70))
-        data = draw(st.sampled_from(["normal", "shifted", "heavy", "flat"]))
+        kinds = ["normal", "shifted", "heavy", "flat"] if rank >= 16 else ["flat"]
+        data = draw(st.sampled_from(kinds))
     else:
         rank, rope = draw(st.sampled_from([(512, 64), (256, 32), (257, 3), (300, 0)]))
         data = draw(st.sampled_from(["normal", "shifted", "flat"]))

@@ -48,8 +48,8 @@ void softmax(const DecodeArgs& args, const State& state, int64_t begin, const Ti
     // -inf is not.
     const Vec shift = top == splat(-kInfinity) ? Vec{} : top;
     const Vec factor = exp2(before - shift);
-    Vec sum = load(state.sum + v * kLanes) * factor;
-    Vec rounded_sum = load(state.rounded_sum + v * kLanes) * factor;
+    // Of this tile, for the reason that multiply() has.
+    Vec sum{}, rounded_sum{};
     for (int64_t n = 0; n < padded; n += Engine::kPack) {
       const Vec first = exp2(load(scores + n * kRow) - shift);
       float* cell = weights + n / Engine::kPack * kRow;
@@ -66,8 +66,10 @@ void softmax(const DecodeArgs& args, const State& state, int64_t begin, const Ti
     }
     store(state.maximum + v * kLanes, top);
     store(state.factor + v * kLanes, factor);
-    store(state.sum + v * kLanes, sum);
-    store(state.rounded_sum + v * kLanes, Engine::kPack == 1 ? sum : rounded_sum);
+    if constexpr (Engine::kPack == 1) rounded_sum = sum;
+    store(state.sum + v * kLanes, load(state.sum + v * kLanes) * factor + sum);
+    store(state.rounded_sum + v * kLanes,
+          load(state.rounded_sum + v * kLanes) * factor + rounded_sum);
   }
 }
 
