@@ -1,7 +1,8 @@
 """How things are timed and written down, for every benchmark here.
 
-The machine drifts (other tenants, clocks): contenders run in turn, once each per repeat, so
-that a drift meets all of them, and what is compared are medians of one run.
+The machine drifts (other tenants, clocks): contenders run in turn, and what is compared are medians
+of one run. A turn is a burst of calls, BURST seconds or one call: after anything else has run, even
+a pause, the first call of a 0.5 ms contender takes half as long again, whoever's it is.
 """
 
 from __future__ import annotations
@@ -17,19 +18,28 @@ from pathlib import Path
 import torch
 
 
+BURST = 0.02
+
+
+def _time(run: Callable[[], object], calls: int) -> float:
+    begin = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - begin) / calls
+
+
 def interleaved(
-    contenders: Mapping[str, Callable[[], object]], repeats: int, warmup: int = 2
+    contenders: Mapping[str, Callable[[], object]], repeats: int
 ) -> dict[str, list[float]]:
-    """Return the seconds of each repeat of each contender, run in turn."""
-    for _ in range(warmup):
-        for run in contenders.values():
-            run()
+    """Return the seconds of a call in each turn of each contender."""
+    calls: dict[str, int] = {}
+    for name, run in contenders.items():
+        run()
+        calls[name] = max(1, round(BURST / _time(run, 1)))
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(repeats):
         for name, run in contenders.items():
-            begin = time.perf_counter()
-            run()
-            seconds[name].append(time.perf_counter() - begin)
+            seconds[name].append(_time(run, calls[name]))
     return seconds
 
 
