@@ -17,7 +17,6 @@ from pathlib import Path
 
 import torch
 
-
 BURST = 0.02
 
 
