@@ -10,6 +10,13 @@
 
 #define MLA_CHECK_CPU(tensor) MLA_CHECK((tensor).is_cpu(), #tensor, "on the CPU", (tensor).device())
 
+// The kernels read whole elements; torch.frombuffer and DLPack can make tensors that begin within
+// one.
+#define MLA_CHECK_ALIGNED(tensor)                                                              \
+  MLA_CHECK(reinterpret_cast<uintptr_t>((tensor).const_data_ptr()) % (tensor).itemsize() == 0, \
+            #tensor, c10::str("aligned to its elements of ", (tensor).itemsize(), " bytes"),   \
+            (tensor).const_data_ptr())
+
 #define MLA_CHECK_DIM(tensor, dims) \
   MLA_CHECK((tensor).dim() == (dims), #tensor, c10::str((dims), "-dimensional"), (tensor).sizes())
 

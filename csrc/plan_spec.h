@@ -12,7 +12,8 @@ namespace mla {
 
 struct PlanSpec {
   static constexpr int64_t kFields = 8;
-  static constexpr int64_t kNative = 0;  // `kind` of a plan for the native backends
+  static constexpr int64_t kMaxWorkers = 1 << 16;  // MAX_WORKERS of mla_ops/checks.py
+  static constexpr int64_t kNative = 0;            // `kind` of a plan for the native backends
 
   int64_t kind, batch, q_len, heads, workers, unit_tokens, fixed_split, unit_capacity;
 
@@ -22,9 +23,10 @@ struct PlanSpec {
     workers = spec[4], unit_tokens = spec[5], fixed_split = spec[6], unit_capacity = spec[7];
     MLA_CHECK(kind == kNative, "plan_spec", "of a native plan (kind 0)", spec);
     MLA_CHECK(batch >= 0 && workers >= 1 && unit_tokens >= 1 && unit_capacity >= batch &&
-                  workers <= INT32_MAX && unit_tokens <= INT32_MAX && unit_capacity <= INT32_MAX,
+                  workers <= kMaxWorkers && unit_tokens <= INT32_MAX && unit_capacity <= INT32_MAX,
               "plan_spec",
-              "a batch >= 0, workers and unit_tokens >= 1 and unit_capacity >= batch, all int32",
+              c10::str("a batch >= 0, between 1 and ", kMaxWorkers,
+                       " workers, unit_tokens >= 1 and unit_capacity >= batch, all int32"),
               spec);
   }
 
@@ -32,6 +34,7 @@ struct PlanSpec {
     MLA_CHECK_DTYPE(plan, at::kInt);
     MLA_CHECK_SIZES(plan, {batch + 1});
     MLA_CHECK_CONTIGUOUS(plan);
+    MLA_CHECK_ALIGNED(plan);
   }
 
   Schedule schedule(const int32_t* first_unit) const {

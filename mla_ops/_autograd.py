@@ -34,7 +34,9 @@ def _kernel(name: str) -> Callable[..., Any]:
                 return op(*args, **kwargs)
 
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        # What writes in place returns nothing to hang a backward on: its checks refuse gradients.
+        if wanted and op._schema.returns:
             return _NotImplemented.apply(name, call, *tensors)
         return call()
 

@@ -8,18 +8,22 @@ are not looked at: see `validate.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
 BACKENDS = ("auto", "aiter", "native", "torch")
 MAX_HEADS = 128
 MAX_Q_LEN = 8
+# Beyond what any device has, few enough for a loop over them.
+MAX_WORKERS = 1 << 16
+INT32_MAX = (1 << 31) - 1
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def _value(name: str, expected: object, got: object) -> NoReturn:
@@ -28,6 +32,13 @@ def _value(name: str, expected: object, got: object) -> NoReturn:
 
 def _names(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def _tensors(**tensors: Tensor) -> None:
+    """The dispatcher takes None for any tensor."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
 
 
 def _dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:
@@ -78,8 +89,10 @@ def _kv_cache(kv_cache: Tensor) -> None:
     _dim("kv_cache", kv_cache, layout, 3, 4)
     if kv_cache.dim() == 4 and kv_cache.shape[2] != 1:
         _value("kv_cache", layout + " with a 1 before width", f"shape {list(kv_cache.shape)}")
-    if kv_cache.shape[1] < 1:
-        _value("the page size of kv_cache", "at least 1", kv_cache.shape[1])
+    if not 1 <= kv_cache.shape[1] <= INT32_MAX:
+        _value("the page size of kv_cache", f"between 1 and {INT32_MAX}", kv_cache.shape[1])
+    if kv_cache.shape[-1] < 1:
+        _value("the width of kv_cache", "at least 1", kv_cache.shape[-1])
     _dtype("kv_cache", kv_cache, *WIDE, *FLOAT8)
     _last_contiguous("kv_cache", kv_cache)
 
@@ -92,8 +105,24 @@ def _buffer(name: str, tensor: Tensor) -> None:
             if stride < span:
                 _value(name, "without elements that overlap", f"strides {list(tensor.stride())}")
             span = stride * size
-    if tensor.requires_grad and torch.is_grad_enabled():
-        _value(name, "without requires_grad", "one that requires it")
+    no_gradient(**{name: tensor})
+
+
+def no_gradient(**tensors: Tensor | None) -> None:
+    """Refuse gradients through what is written in place, where they would end without a word.
+
+    The ops that return tensors take them, and their backward raises.
+    """
+    if not torch.is_grad_enabled():
+        return
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.requires_grad:
+            _value(
+                name,
+                "without requires_grad, or used under torch.no_grad() (nothing flows back from "
+                "what is written in place)",
+                "one that requires it",
+            )
 
 
 def decode(
@@ -109,6 +138,7 @@ def decode(
     plan_spec: Sequence[int] | None,
     backend: str,
 ) -> None:
+    _tensors(q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens)
     _dim("q", q, "[batch, q_len, heads, width]", 4)
     _dtype("q", q, *WIDE, *FLOAT8)
     batch, q_len, heads, width = q.shape
@@ -131,8 +161,8 @@ def decode(
     _shape("seq_lens", seq_lens, "[batch]", batch)
     _last_contiguous("seq_lens", seq_lens)
     _device(q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens, plan=plan)
-    if isinstance(softmax_scale, float) and not math.isfinite(softmax_scale):
-        _value("softmax_scale", "finite", softmax_scale)
+    if isinstance(softmax_scale, float) and not abs(softmax_scale) <= FLOAT32_MAX:
+        _value("softmax_scale", "a finite float32", softmax_scale)
     _scale("q_scale", q_scale, "q", q.dtype, q)
     _scale("kv_scale", kv_scale, "kv_cache", kv_cache.dtype, q)
     if backend not in BACKENDS:
@@ -149,6 +179,7 @@ def decode(
 def decode_buffers(
     q: Tensor, kv_lora_rank: int, out_dtype: torch.dtype, out: Tensor, lse: Tensor | None
 ) -> None:
+    _tensors(out=out)
     batch, q_len, heads, _ = q.shape
     _shape("out", out, "[batch, q_len, heads, kv_lora_rank]", batch, q_len, heads, kv_lora_rank)
     _dtype("out", out, out_dtype)
@@ -162,43 +193,72 @@ def decode_buffers(
 
 
 def no_overlap(written: dict[str, Tensor | None], read: dict[str, Tensor | None]) -> None:
-    """Refuse buffers whose memory range meets that of another argument. Needs real tensors."""
+    """Refuse buffers whose memory range meets that of another argument."""
     seen = {name: _memory_range(tensor) for name, tensor in read.items() if tensor is not None}
     for name, tensor in written.items():
         if tensor is None:
             continue
-        begin, end = _memory_range(tensor)
-        for other, (other_begin, other_end) in seen.items():
-            if begin < other_end and other_begin < end:
+        storage, begin, end = _memory_range(tensor)
+        for other, (other_storage, other_begin, other_end) in seen.items():
+            if storage == other_storage and begin < other_end and other_begin < end:
                 _value(name, f"in memory of its own, apart from {other}", "one that overlaps it")
-        seen[name] = (begin, end)
+        seen[name] = (storage, begin, end)
 
 
-def _memory_range(tensor: Tensor) -> tuple[int, int]:
+def _memory_range(tensor: Tensor) -> tuple[int, int | torch.SymInt, int | torch.SymInt]:
+    """Return (storage, first byte, byte behind the last). Fake tensors have no addresses, but share
+    storages where the real ones do; real ones may share memory and not the storage."""
+    itemsize = tensor.element_size()
+    if isinstance(tensor, FakeTensor) or tensor.is_meta:
+        storage = tensor.untyped_storage()._cdata
+        begin = tensor.storage_offset() * itemsize
+    else:
+        storage, begin = 0, tensor.data_ptr()
     if tensor.numel() == 0:
-        return 0, 0
+        return storage, begin, begin
     last = sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    return storage, begin, begin + (last + 1) * itemsize
+
+
+def _number(name: str, value: int, least: int, most: int) -> None:
+    if not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an integer, got {type(value).__name__}")
+    if not least <= value <= most:
+        _value(name, f"between {least} and {most}", value)
 
 
 def plan_spec(spec: Sequence[int]) -> None:
     if len(spec) != 8:
         _value("plan_spec", "8 integers (see mla_ops/plan.py)", list(spec))
-    kind, batch, _, _, workers, unit_tokens, _, unit_capacity = spec
+    kind, batch, q_len, heads, workers, unit_tokens, _, unit_capacity = spec
     if kind != 0:
         _value("the kind of plan", "0 (native)", kind)
-    if batch < 0 or workers < 1 or unit_tokens < 1 or unit_capacity < batch:
-        _value(
-            "plan_spec",
-            "batch >= 0, workers >= 1, unit_tokens >= 1, unit_capacity >= batch",
-            list(spec),
-        )
+    _number("the batch of a plan", batch, 0, INT32_MAX - 1)
+    _number("the q_len of a plan", q_len, 1, MAX_Q_LEN)
+    _number("the heads of a plan", heads, 1, MAX_HEADS)
+    _number("the workers of a plan", workers, 1, MAX_WORKERS)
+    _number("the unit_tokens of a plan", unit_tokens, 1, INT32_MAX)
+    _number("the unit_capacity of a plan", unit_capacity, batch, INT32_MAX)
+
+
+def plan_request(
+    seq_lens: Tensor, block_table: Tensor, page_size: int, split_tokens: int, workers: int | None
+) -> None:
+    """What `mla_ops.plan` computes with; `plan` checks the rest."""
+    _tensors(seq_lens=seq_lens, block_table=block_table)
+    _dim("seq_lens", seq_lens, "[batch]", 1)
+    _dim("block_table", block_table, "[batch, pages]", 2)
+    _number("page_size", page_size, 1, INT32_MAX)
+    _number("split_tokens", split_tokens, 1, INT32_MAX)
+    if workers is not None:
+        _number("workers", workers, 1, MAX_WORKERS)
 
 
 def plan_tensor(plan: Tensor, spec: Sequence[int]) -> None:
     plan_spec(spec)
+    _tensors(plan=plan)
     _dtype("plan", plan, torch.int32)
     _shape("plan", plan, "[batch + 1]", spec[1] + 1)
     _last_contiguous("plan", plan)
@@ -206,6 +266,7 @@ def plan_tensor(plan: Tensor, spec: Sequence[int]) -> None:
 
 def plan(seq_lens: Tensor, block_table: Tensor, spec: Sequence[int]) -> None:
     plan_spec(spec)
+    _tensors(seq_lens=seq_lens, block_table=block_table)
     _dtype("seq_lens", seq_lens, torch.int32)
     _shape("seq_lens", seq_lens, "[batch]", spec[1])
     _last_contiguous("seq_lens", seq_lens)
@@ -216,9 +277,10 @@ def plan(seq_lens: Tensor, block_table: Tensor, spec: Sequence[int]) -> None:
     _device(seq_lens, block_table=block_table)
 
 
-def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> None:
+def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype | None) -> None:
+    _tensors(x=x)
     _dtype("x", x, *WIDE)
-    if dtype not in FLOAT8:
+    if dtype is not None and dtype not in FLOAT8:
         raise TypeError(f"dtype must be {_names(FLOAT8)}, got {_names([dtype])}")
     if scale is not None:
         _one_float32("scale", scale, x)
@@ -227,6 +289,8 @@ def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> None:
 def write_kv_cache(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None
 ) -> None:
+    _tensors(kv_c=kv_c, k_pe=k_pe, kv_cache=kv_cache, slot_mapping=slot_mapping)
+    no_gradient(kv_c=kv_c, k_pe=k_pe, kv_scale=kv_scale)
     _dim("kv_c", kv_c, "[tokens, kv_lora_rank]", 2)
     _dim("k_pe", k_pe, "[tokens, rope]", 2)
     _dtype("kv_c", kv_c, *WIDE)
@@ -251,6 +315,7 @@ def write_kv_cache(
 
 
 def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
+    _tensors(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     if out_a.dim() < 1:
         _value("out_a", "[..., kv_lora_rank]", "a scalar")
     _dtype("out_a", out_a, *WIDE)

@@ -57,6 +57,8 @@ def decode(
     """
     if isinstance(q, (tuple, list)):
         q = _joined(q, kv_lora_rank)
+    if not isinstance(q, Tensor):
+        raise TypeError(f"q must be a tensor or a pair (q_nope, q_pe), got {type(q).__name__}")
     for name, scale in (("q_scale", q_scale), ("kv_scale", kv_scale)):
         if scale is not None and not isinstance(scale, Tensor):
             raise TypeError(
@@ -103,6 +105,14 @@ def _joined(pair: tuple[Tensor, Tensor] | list[Tensor], kv_lora_rank: int) -> Te
     if len(pair) != 2:
         raise ValueError(f"q must be a tensor or a pair (q_nope, q_pe), got {len(pair)} tensors")
     q_nope, q_pe = pair
+    for name, part in (("q_nope", q_nope), ("q_pe", q_pe)):
+        if not isinstance(part, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(part).__name__}")
+    if q_nope.dim() not in (3, 4):
+        raise ValueError(
+            f"q_nope must be [batch, heads, kv_lora_rank] or [batch, q_len, heads, kv_lora_rank], "
+            f"got shape {list(q_nope.shape)}"
+        )
     if q_nope.shape[:-1] != q_pe.shape[:-1] or q_nope.dtype != q_pe.dtype:
         raise ValueError(
             f"q_nope and q_pe must agree in dtype and in all sizes but the last, got "

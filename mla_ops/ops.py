@@ -114,10 +114,15 @@ def _prepare_decode_lse(
 
 
 def _prepare_decode_out(
-    q: Tensor, *args: Any, out: Tensor, lse: Tensor | None, kv_lora_rank: int = 512, **kwargs: Any
+    *args: Any, out: Tensor, lse: Tensor | None, kv_lora_rank: int = 512, **kwargs: Any
 ) -> None:
-    _check_decode(lse is not None, q, *args, kv_lora_rank=kv_lora_rank, **kwargs)
+    _check_decode(lse is not None, *args, kv_lora_rank=kv_lora_rank, **kwargs)
+    q = args[0]
     checks.decode_buffers(q, kv_lora_rank, output_dtype(q), out, lse)
+    read = dict(zip(("q", "kv_cache", "block_table", "seq_lens"), args[:4], strict=True))
+    read.update({name: kwargs.get(name) for name in ("q_scale", "kv_scale", "plan")})
+    checks.no_gradient(**read)
+    checks.no_overlap({"out": out, "lse": lse}, read)
 
 
 def _fill(
@@ -137,14 +142,6 @@ def _fill(
     private(q, kv_cache, *args, **kwargs)
 
 
-def _run_decode_out(_: None, *args: Any, out: Tensor, lse: Tensor | None, **kwargs: Any) -> None:
-    names = ("q", "kv_cache", "block_table", "seq_lens")
-    read = dict(zip(names, args[:4], strict=True))
-    read.update({name: kwargs.get(name) for name in ("q_scale", "kv_scale", "plan")})
-    checks.no_overlap({"out": out, "lse": lse}, read)
-    _fill(out, lse, *args, **kwargs)
-
-
 # plan
 
 
@@ -158,6 +155,7 @@ def _prepare_plan_(
 ) -> None:
     checks.plan(seq_lens, block_table, plan_spec)
     checks.plan_tensor(plan, plan_spec)
+    checks.no_overlap({"plan": plan}, {"seq_lens": seq_lens, "block_table": block_table})
 
 
 # the rest
@@ -166,8 +164,8 @@ def _prepare_plan_(
 def _prepare_quantize_fp8(
     x: Tensor, scale: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    dtype = capability.float8_dtype(x.device) if dtype is None else dtype
     checks.quantize_fp8(x, scale, dtype)
+    dtype = capability.float8_dtype(x.device) if dtype is None else dtype
     return x.new_empty(x.shape, dtype=dtype), x.new_empty(1, dtype=torch.float32)
 
 
@@ -188,6 +186,8 @@ def _prepare_write_kv_cache(
     kv_scale: Tensor | None = None,
 ) -> None:
     checks.write_kv_cache(kv_c, k_pe, kv_cache, slot_mapping, kv_scale)
+    read = {"kv_c": kv_c, "k_pe": k_pe, "slot_mapping": slot_mapping, "kv_scale": kv_scale}
+    checks.no_overlap({"kv_cache": kv_cache}, read)
 
 
 def _run_write_kv_cache(
@@ -198,8 +198,6 @@ def _run_write_kv_cache(
     slot_mapping: Tensor,
     kv_scale: Tensor | None = None,
 ) -> None:
-    read = {"kv_c": kv_c, "k_pe": k_pe, "slot_mapping": slot_mapping, "kv_scale": kv_scale}
-    checks.no_overlap({"kv_cache": kv_cache}, read)
     torch.ops.mla._write_kv_cache.default(kv_c, k_pe, kv_cache, slot_mapping, kv_scale)
 
 
@@ -229,7 +227,7 @@ _define(
     "decode_out",
     f"({_PUBLIC}, Tensor(a!) out, Tensor(b!)? lse) -> ()",
     _prepare_decode_out,
-    _run_decode_out,
+    lambda _, *args, out, lse, **kwargs: _fill(out, lse, *args, **kwargs),
 )
 _define(
     "plan",

@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mla_ops import checks
+
 NATIVE = 0
 
 # Tokens per unit. Small enough that a worker's share is within a few per cent of the mean, and a
@@ -86,14 +88,13 @@ def plan(
 
     Raises ValueError or TypeError for wrong shapes, dtypes and numbers.
     """
-    for name, value in (("page_size", page_size), ("split_tokens", split_tokens), ("q_len", q_len)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    checks.plan_request(seq_lens, block_table, page_size, split_tokens, workers)
     if workers is None:
         workers = _workers_of(seq_lens.device)
     unit = split_tokens if batch_invariant else UNIT_TOKENS
     batch = seq_lens.shape[0]
-    capacity = batch * max(1, -(-block_table.shape[-1] * page_size // unit))
+    capacity = batch * max(1, -(-block_table.shape[1] * page_size // unit))
+    capacity = min(capacity, checks.INT32_MAX)
     spec = PlanSpec(NATIVE, batch, q_len, num_heads, workers, unit, int(batch_invariant), capacity)
     return DecodePlan(torch.ops.mla.plan(seq_lens, block_table, spec), spec)
 

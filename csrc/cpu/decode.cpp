@@ -19,6 +19,7 @@ float scale_of(const std::optional<at::Tensor>& scale, const char* name) {
   MLA_CHECK(scale->is_cpu() && scale->numel() == 1 && scale->scalar_type() == at::kFloat, name,
             "one float32 on the CPU",
             c10::str(scale->sizes(), " ", scale->scalar_type(), " on ", scale->device()));
+  MLA_CHECK_ALIGNED(*scale);
   return *scale->const_data_ptr<float>();
 }
 
@@ -38,8 +39,11 @@ DecodeArgs arguments(const at::Tensor& q, const at::Tensor& kv_cache, const at::
   DecodeArgs args{};
   args.batch = q.size(0), args.q_len = q.size(1), args.heads = q.size(2), args.width = q.size(3);
   args.latent = kv_lora_rank, args.page_size = kv_cache.size(1);
-  MLA_CHECK(args.q_len >= 1 && args.heads >= 1 && args.page_size >= 1, "q_len, heads and page_size",
-            "at least 1", c10::str(args.q_len, ", ", args.heads, " and ", args.page_size));
+  MLA_CHECK(args.q_len >= 1 && args.heads >= 1, "q_len and heads", "at least 1",
+            c10::str(args.q_len, " and ", args.heads));
+  // seq_lens is int32: the products of page_size, here and in check_tables(), stay in 64 bits.
+  MLA_CHECK(args.page_size >= 1 && args.page_size <= INT32_MAX, "the page size of kv_cache",
+            c10::str("between 1 and ", INT32_MAX), args.page_size);
   MLA_CHECK(kv_cache.size(-1) == args.width, "the last size of kv_cache",
             c10::str("q's, ", args.width), kv_cache.size(-1));
   MLA_CHECK(args.latent >= 1 && args.latent <= args.width, "kv_lora_rank",
@@ -54,6 +58,8 @@ DecodeArgs arguments(const at::Tensor& q, const at::Tensor& kv_cache, const at::
   MLA_CHECK_SIZES(out, {args.batch, args.q_len, args.heads, args.latent});
   for (const at::Tensor& tensor : {q, kv_cache, block_table, out})
     MLA_CHECK_LAST_CONTIGUOUS(tensor);
+  for (const at::Tensor& tensor : {q, kv_cache, block_table, seq_lens, out})
+    MLA_CHECK_ALIGNED(tensor);
 
   args.q_type = type_of(q, "q"), args.cache_type = type_of(kv_cache, "kv_cache"),
   args.out_type = type_of(out, "out");
@@ -74,6 +80,7 @@ DecodeArgs arguments(const at::Tensor& q, const at::Tensor& kv_cache, const at::
     MLA_CHECK_CPU(*lse);
     MLA_CHECK_DTYPE(*lse, at::kFloat);
     MLA_CHECK_SIZES(*lse, {args.batch, args.q_len, args.heads});
+    MLA_CHECK_ALIGNED(*lse);
     args.lse = lse->mutable_data_ptr<float>();
     copy_strides(*lse, args.lse_stride);
   }

@@ -16,6 +16,7 @@ float largest_of(Type type) { return type == Type::kFloat8E4M3FNUZ ? 240.0f : 44
 float value_of(const at::Tensor& scale) {
   MLA_CHECK_CPU(scale);
   MLA_CHECK_DTYPE(scale, at::kFloat);
+  MLA_CHECK_ALIGNED(scale);
   MLA_CHECK(scale.numel() == 1, "scale", "one element", scale.sizes());
   return *scale.const_data_ptr<float>();
 }
@@ -28,6 +29,7 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
   MLA_CHECK_CPU(out);
   MLA_CHECK_SIZES(out, x.sizes());
   MLA_CHECK_CONTIGUOUS(out);
+  for (const at::Tensor& tensor : {x, out}) MLA_CHECK_ALIGNED(tensor);
   const at::Tensor from = x.contiguous();
   const Type from_type = type_of(x, "x"), to_type = type_of(out, "out");
   const Kernels& isa = kernels();
@@ -59,7 +61,10 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
 
 void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor kv_cache,
                     const at::Tensor& slot_mapping, const std::optional<at::Tensor>& kv_scale) {
-  for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache, slot_mapping}) MLA_CHECK_CPU(tensor);
+  for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache, slot_mapping}) {
+    MLA_CHECK_CPU(tensor);
+    MLA_CHECK_ALIGNED(tensor);
+  }
   MLA_CHECK_DIM(kv_c, 2);
   MLA_CHECK_DIM(k_pe, 2);
   MLA_CHECK_DIM(slot_mapping, 1);
@@ -107,7 +112,10 @@ void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor k
 
 void merge_states(const at::Tensor& out_a, const at::Tensor& lse_a, const at::Tensor& out_b,
                   const at::Tensor& lse_b, at::Tensor out, at::Tensor lse) {
-  for (const at::Tensor& tensor : {out_a, lse_a, out_b, lse_b, out, lse}) MLA_CHECK_CPU(tensor);
+  for (const at::Tensor& tensor : {out_a, lse_a, out_b, lse_b, out, lse}) {
+    MLA_CHECK_CPU(tensor);
+    MLA_CHECK_ALIGNED(tensor);
+  }
   MLA_CHECK(out_a.dim() >= 1, "out_a", "at least 1-dimensional", out_a.sizes());
   MLA_CHECK_SIZES(out_b, out_a.sizes());
   MLA_CHECK_SIZES(out, out_a.sizes());

@@ -1,0 +1,206 @@
+"""Mistakes in what decode takes: dtypes, shapes, strides, devices, numbers."""
+
+from __future__ import annotations
+
+import torch
+from good_calls import SENTINEL, B, D, H, Mistake, P, R, S, good_plan, ints, of, strided
+
+MISTAKES: list[Mistake] = [
+    *of(
+        "decode",
+        ("q of float64", lambda a: {"q": a["q"].double()}, TypeError, "q must be .*got float64"),
+        ("q of int32", lambda a: {"q": a["q"].int()}, TypeError, "q must be .*got int32"),
+        ("q None", lambda a: {"q": None}, TypeError, "q must be a tensor.*got NoneType"),
+        (
+            "q of rank 5",
+            lambda a: {"q": a["q"][None]},
+            ValueError,
+            r"q must be \[batch, q_len, heads, width\], got shape \[1, 2, 2, 3, 24\]",
+        ),
+        ("q of rank 2", lambda a: {"q": a["q"][0, 0]}, ValueError, r"q must be .*got shape \[3"),
+        (
+            "q transposed",
+            lambda a: {"q": a["q"].mT.contiguous().mT},
+            ValueError,
+            "q must be contiguous in its last dimension, got strides",
+        ),
+        (
+            "q on another device",
+            lambda a: {"q": a["q"].to("meta")},
+            ValueError,
+            "kv_cache must be on meta like the first tensor, got one on cpu",
+        ),
+        ("S 9", lambda a: {"q": a["q"][:, :1].repeat(1, 9, 1, 1)}, ValueError, "1 and 8, got 9"),
+        ("S 0", lambda a: {"q": a["q"][:, :0]}, ValueError, "q_len .*between 1 and 8, got 0"),
+        ("H 129", lambda a: {"q": a["q"][:, :, :1].repeat(1, 1, 129, 1)}, ValueError, "got 129"),
+        ("H 0", lambda a: {"q": a["q"][:, :, :0]}, ValueError, "heads .*1 and 128, got 0"),
+        (
+            "D 0",
+            lambda a: {"q": a["q"][..., :0], "kv_cache": a["kv_cache"][..., :0]},
+            ValueError,
+            "width of kv_cache must be at least 1, got 0",
+        ),
+        (
+            "kv_cache None",
+            lambda a: {"kv_cache": None},
+            TypeError,
+            "kv_cache must be a tensor, got",
+        ),
+        (
+            "kv_cache of float64",
+            lambda a: {"kv_cache": a["kv_cache"].double()},
+            TypeError,
+            "kv_cache must be .*float8_e4m3fnuz, got float64",
+        ),
+        (
+            "kv_cache of rank 2",
+            lambda a: {"kv_cache": a["kv_cache"][0]},
+            ValueError,
+            r"kv_cache must be \[pages, page_size, width\].*got shape \[4, 24\]",
+        ),
+        (
+            "kv_cache with two heads",
+            lambda a: {"kv_cache": a["kv_cache"].unsqueeze(2).repeat(1, 1, 2, 1)},
+            ValueError,
+            r"kv_cache must be .*1 before width, got shape \[5, 4, 2, 24\]",
+        ),
+        (
+            "kv_cache of another width",
+            lambda a: {"kv_cache": a["kv_cache"][..., :-1]},
+            ValueError,
+            "width of kv_cache must be q's, 24, got 23",
+        ),
+        (
+            "kv_cache with columns apart",
+            lambda a: {"kv_cache": strided(a["kv_cache"])},
+            ValueError,
+            "kv_cache must be contiguous in its last dimension, got strides",
+        ),
+        (
+            "pages of 0 tokens",
+            lambda a: {"kv_cache": a["kv_cache"][:, :0]},
+            ValueError,
+            "page size of kv_cache must be between 1 and .*got 0",
+        ),
+        (
+            "pages of 2^31 tokens",
+            lambda a: {"kv_cache": a["kv_cache"][:, :1].expand(P, 2**31, D)},
+            ValueError,
+            "page size of kv_cache must be between 1 and 2147483647, got 2147483648",
+        ),
+        ("R beyond D", lambda a: {"kv_lora_rank": D + 1}, ValueError, "kv_lora_rank .*24, got 25"),
+        ("R 0", lambda a: {"kv_lora_rank": 0}, ValueError, "kv_lora_rank .*between 1 .*got 0"),
+        ("R negative", lambda a: {"kv_lora_rank": -1}, ValueError, "kv_lora_rank .*got -1"),
+        (
+            "block_table of int64",
+            lambda a: {"block_table": a["block_table"].long()},
+            TypeError,
+            "block_table must be int32, got int64",
+        ),
+        (
+            "block_table of rank 1",
+            lambda a: {"block_table": a["block_table"][0]},
+            ValueError,
+            r"block_table must be \[batch, pages\], got shape \[2\]",
+        ),
+        (
+            "block_table of another batch",
+            lambda a: {"block_table": a["block_table"][:1]},
+            ValueError,
+            "first size of block_table must be the batch, 2, got 1",
+        ),
+        (
+            "block_table transposed",
+            lambda a: {"block_table": a["block_table"].T},
+            ValueError,
+            "block_table must be contiguous in its last dimension, got strides",
+        ),
+        (
+            "block_table on another device",
+            lambda a: {"block_table": a["block_table"].to("meta")},
+            ValueError,
+            "block_table must be on cpu like the first tensor, got one on meta",
+        ),
+        (
+            "seq_lens of int64",
+            lambda a: {"seq_lens": a["seq_lens"].long()},
+            TypeError,
+            "seq_lens must be int32, got int64",
+        ),
+        (
+            "seq_lens of another batch",
+            lambda a: {"seq_lens": ints(5, 8, 1)},
+            ValueError,
+            r"seq_lens must be \[batch\] = \[2\], got shape \[3\]",
+        ),
+        (
+            "seq_lens apart",
+            lambda a: {"seq_lens": strided(a["seq_lens"])},
+            ValueError,
+            "seq_lens must be contiguous in its last dimension, got strides",
+        ),
+        ("softmax_scale NaN", lambda a: {"softmax_scale": float("nan")}, ValueError, "got nan"),
+        (
+            "softmax_scale infinite",
+            lambda a: {"softmax_scale": float("inf")},
+            ValueError,
+            "softmax_scale must be a finite float32, got inf",
+        ),
+        ("softmax_scale of 1e39", lambda a: {"softmax_scale": 1e39}, ValueError, "got 1e.39"),
+        (
+            "kv_scale for bfloat16",
+            lambda a: {"kv_scale": torch.ones(1)},
+            ValueError,
+            "kv_scale must be None for a kv_cache of bfloat16.*got a tensor",
+        ),
+        (
+            "q_scale for bfloat16",
+            lambda a: {"q_scale": torch.ones(1)},
+            ValueError,
+            "q_scale must be None for a q of bfloat16.*got a tensor",
+        ),
+        ("kv_scale a float", lambda a: {"kv_scale": 0.5}, TypeError, "kv_scale must .*got float"),
+        (
+            "backend unknown",
+            lambda a: {"backend": "cuda"},
+            ValueError,
+            "backend must be one of auto, aiter, native, torch, got 'cuda'",
+        ),
+        (
+            "backend impossible",
+            lambda a: {"backend": "aiter"},
+            ValueError,
+            "backend 'aiter' cannot serve cpu.*arch must be gfx942, got cpu.*nearest .*'native'",
+        ),
+        (
+            "plan a tensor",
+            lambda a: {"plan": good_plan().tensor},
+            TypeError,
+            r"plan must come from mla_ops.plan\(\), got Tensor",
+        ),
+        (
+            "lse not asked for",
+            lambda a: {"lse": torch.full((B, S, H), SENTINEL)},
+            ValueError,
+            "lse must be None unless return_lse=True, got a buffer",
+        ),
+        (
+            "q a triple",
+            lambda a: {"q": (a["q"], a["q"], a["q"])},
+            ValueError,
+            r"q must be a tensor or a pair \(q_nope, q_pe\), got 3 tensors",
+        ),
+        (
+            "q_nope not absorbed",
+            lambda a: {"q": (a["q"][..., :8], a["q"][..., 8:])},
+            ValueError,
+            r"q_nope must be absorbed.* = 16\], got shape \[2, 2, 3, 8\]",
+        ),
+        (
+            "q_pe of other heads",
+            lambda a: {"q": (a["q"][..., :R], a["q"][:, :, :2, R:])},
+            ValueError,
+            "q_nope and q_pe must agree .*got",
+        ),
+    ),
+]
