@@ -1,7 +1,7 @@
 // Host side of the conversions, the cache writes and the merging of states.
 #include <ATen/Parallel.h>
 
-#include "../checks.h"
+#include "../tensors.h"
 #include "ops.h"
 #include "select.h"
 
@@ -61,22 +61,9 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
 
 void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor kv_cache,
                     const at::Tensor& slot_mapping, const std::optional<at::Tensor>& kv_scale) {
-  for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache, slot_mapping}) {
-    MLA_CHECK_CPU(tensor);
-    MLA_CHECK_ALIGNED(tensor);
-  }
-  MLA_CHECK_DIM(kv_c, 2);
-  MLA_CHECK_DIM(k_pe, 2);
-  MLA_CHECK_DIM(slot_mapping, 1);
+  check_cache_write(kv_c, k_pe, kv_cache, slot_mapping);
+  for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache, slot_mapping}) MLA_CHECK_CPU(tensor);
   const int64_t tokens = slot_mapping.size(0), latent = kv_c.size(1), rope = k_pe.size(1);
-  MLA_CHECK(kv_c.size(0) == tokens && k_pe.size(0) == tokens, "rows of kv_c and k_pe",
-            c10::str("slot_mapping's, ", tokens), c10::str(kv_c.size(0), " and ", k_pe.size(0)));
-  MLA_CHECK(kv_cache.dim() == 3 || (kv_cache.dim() == 4 && kv_cache.size(2) == 1), "kv_cache",
-            "[pages, page_size, width], or with a 1 before width", kv_cache.sizes());
-  MLA_CHECK(kv_cache.size(-1) == latent + rope, "the last size of kv_cache", latent + rope,
-            kv_cache.size(-1));
-  for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache}) MLA_CHECK_LAST_CONTIGUOUS(tensor);
-  MLA_CHECK_DTYPE(k_pe, kv_c.scalar_type());
   const at::Tensor slots = slot_mapping.to(at::kLong).contiguous();
   const int64_t* slot = slots.const_data_ptr<int64_t>();
   const int64_t page_size = kv_cache.size(1), capacity = kv_cache.size(0) * page_size;
@@ -112,22 +99,8 @@ void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor k
 
 void merge_states(const at::Tensor& out_a, const at::Tensor& lse_a, const at::Tensor& out_b,
                   const at::Tensor& lse_b, at::Tensor out, at::Tensor lse) {
-  for (const at::Tensor& tensor : {out_a, lse_a, out_b, lse_b, out, lse}) {
-    MLA_CHECK_CPU(tensor);
-    MLA_CHECK_ALIGNED(tensor);
-  }
-  MLA_CHECK(out_a.dim() >= 1, "out_a", "at least 1-dimensional", out_a.sizes());
-  MLA_CHECK_SIZES(out_b, out_a.sizes());
-  MLA_CHECK_SIZES(out, out_a.sizes());
-  const at::IntArrayRef rows_shape = out_a.sizes().slice(0, static_cast<size_t>(out_a.dim() - 1));
-  for (const at::Tensor& tensor : {lse_a, lse_b, lse}) {
-    MLA_CHECK_SIZES(tensor, rows_shape);
-    MLA_CHECK_DTYPE(tensor, at::kFloat);
-  }
-  MLA_CHECK_DTYPE(out_b, out_a.scalar_type());
-  MLA_CHECK_DTYPE(out, out_a.scalar_type());
-  MLA_CHECK_CONTIGUOUS(out);
-  MLA_CHECK_CONTIGUOUS(lse);
+  check_merge(out_a, lse_a, out_b, lse_b, out, lse);
+  for (const at::Tensor& tensor : {out_a, lse_a, out_b, lse_b, out, lse}) MLA_CHECK_CPU(tensor);
   const at::Tensor a = out_a.contiguous(), b = out_b.contiguous();
   const at::Tensor weights_a = lse_a.contiguous(), weights_b = lse_b.contiguous();
   const Type type = type_of(out, "out");
