@@ -21,10 +21,44 @@ float value_of(const at::Tensor& scale) {
   return *scale.const_data_ptr<float>();
 }
 
+// The scale that puts the largest magnitude at the type's largest number; 1 where that would be 0.
+float scale_for(float top, Type type) {
+  const float scale = top / largest_of(type);
+  return scale == 0.0f ? 1.0f : scale;
+}
+
+// [..., 1] for x [..., columns].
+void check_row_scales(const at::Tensor& scale, const at::Tensor& x) {
+  MLA_CHECK_CPU(scale);
+  MLA_CHECK_DTYPE(scale, at::kFloat);
+  MLA_CHECK_ALIGNED(scale);
+  at::DimVector sizes(x.sizes());
+  sizes.back() = 1;
+  MLA_CHECK_SIZES(scale, sizes);
+}
+
+void quantize_rows(const char* read, Type from_type, char* write, Type to_type, int64_t rows,
+                   int64_t columns, const float* scale, float* scale_out) {
+  const Kernels& isa = kernels();
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       const char* from = read + row * columns * size_of(from_type);
+                       const float by =
+                           scale != nullptr
+                               ? scale[row]
+                               : scale_for(isa.max_abs(from, from_type, columns), to_type);
+                       isa.convert(from, from_type, write + row * columns * size_of(to_type),
+                                   to_type, columns, by);
+                       scale_out[row] = by;
+                     }
+                   });
+}
+
 }  // namespace
 
-void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, at::Tensor out,
-                  at::Tensor scale_out) {
+void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, bool per_row,
+                  at::Tensor out, at::Tensor scale_out) {
   MLA_CHECK_CPU(x);
   MLA_CHECK_CPU(out);
   MLA_CHECK_SIZES(out, x.sizes());
@@ -37,6 +71,20 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
   char* write = static_cast<char*>(out.mutable_data_ptr());
   const int64_t count = x.numel();
 
+  if (per_row) {
+    MLA_CHECK(x.dim() >= 1, "x", "at least 1-dimensional", x.sizes());
+    check_row_scales(scale_out, x);
+    MLA_CHECK_CONTIGUOUS(scale_out);
+    at::Tensor given;
+    if (scale.has_value()) {
+      check_row_scales(*scale, x);
+      given = scale->contiguous();
+    }
+    quantize_rows(read, from_type, write, to_type, scale_out.numel(), x.size(-1),
+                  scale.has_value() ? given.const_data_ptr<float>() : nullptr,
+                  scale_out.mutable_data_ptr<float>());
+    return;
+  }
   float divisor = 1.0f;
   if (scale.has_value()) {
     divisor = value_of(*scale);
@@ -48,8 +96,7 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
                           isa.max_abs(read + begin * size_of(from_type), from_type, end - begin));
         },
         [](float a, float b) { return std::max(a, b); });
-    divisor = top / largest_of(to_type);
-    if (divisor == 0.0f) divisor = 1.0f;
+    divisor = scale_for(top, to_type);
   }
   (void)value_of(scale_out);
   *scale_out.mutable_data_ptr<float>() = divisor;

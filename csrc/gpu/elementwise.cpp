@@ -7,19 +7,26 @@
 namespace mla::gpu {
 namespace {
 
-// x as rows of contiguous numbers, with as few outer dimensions as its strides allow. False where
-// more than four are left.
-bool rows_of(const at::Tensor& x, MlaRows& rows) {
+// x as rows of contiguous numbers, with as few outer dimensions as its strides allow; with `keep`
+// the last dimension is a row by itself, joined to no other. False where that takes more than four
+// dimensions, or where rows that are kept are not contiguous.
+bool rows_of(const at::Tensor& x, bool keep, MlaRows& rows) {
   std::vector<int64_t> sizes, strides;  // last dimension first, neighbours joined where they can be
-  for (int64_t i = x.dim() - 1; i >= 0; --i) {
+  bool contiguous = keep;
+  if (keep) {
+    if (x.size(-1) > 1 && x.stride(-1) != 1) return false;
+    sizes.push_back(x.size(-1)), strides.push_back(1);
+  }
+  for (int64_t i = x.dim() - (keep ? 2 : 1); i >= 0; --i) {
     if (x.size(i) == 1) continue;
-    if (!sizes.empty() && x.stride(i) == strides.back() * sizes.back()) {
+    const bool may_join = sizes.size() > (keep ? 1u : 0u);
+    if (may_join && x.stride(i) == strides.back() * sizes.back()) {
       sizes.back() *= x.size(i);
     } else {
       sizes.push_back(x.size(i)), strides.push_back(x.stride(i));
     }
   }
-  const bool contiguous = !strides.empty() && strides.front() == 1;
+  if (!keep) contiguous = !strides.empty() && strides.front() == 1;
   const size_t outer = sizes.size() - (contiguous ? 1 : 0);
   if (outer > 4) return false;
   rows = {1, contiguous ? sizes.front() : 1, {1, 1, 1, 1}, {0, 0, 0, 0}};
@@ -31,39 +38,56 @@ bool rows_of(const at::Tensor& x, MlaRows& rows) {
   return true;
 }
 
-void check_scale(const at::Tensor& scale, const at::Tensor& like) {
+void check_scale(const at::Tensor& scale, const at::Tensor& like, int64_t count = 1) {
   MLA_CHECK(scale.device() == like.device(), "scale", c10::str("on ", like.device()),
             scale.device());
   MLA_CHECK_DTYPE(scale, at::kFloat);
-  MLA_CHECK_CONTIGUOUS(scale);
+  MLA_CHECK_ALIGNED(scale);
+  MLA_CHECK(scale.numel() == count, "scale", c10::str(count, " elements"), scale.sizes());
 }
 
 }  // namespace
 
-void quantize_fp8(const at::Tensor& x_given, const std::optional<at::Tensor>& scale, at::Tensor out,
-                  at::Tensor scale_out) {
+void quantize_fp8(const at::Tensor& x_given, const std::optional<at::Tensor>& scale_given,
+                  bool per_row, at::Tensor out, at::Tensor scale_out) {
   MLA_CHECK_SIZES(out, x_given.sizes());
   MLA_CHECK_CONTIGUOUS(out);
+  MLA_CHECK(!per_row || x_given.dim() >= 1, "x", "at least 1-dimensional", x_given.sizes());
+  MLA_CHECK(out.device() == x_given.device(), "out", c10::str("on ", x_given.device()),
+            out.device());
+  for (const at::Tensor& tensor : {x_given, out}) MLA_CHECK_ALIGNED(tensor);
   const OnDevice device(x_given);
+  int64_t scales = 1;
+  for (int64_t i = 0; per_row && i < out.dim() - 1; ++i) scales *= out.size(i);
   at::Tensor x = x_given;
   MlaRows rows;
-  // Five and more dimensions that cannot be joined: the one case that copies first.
-  if (!rows_of(x, rows)) {
+  if (x.numel() == 0) {
+    // Rows without columns have scales all the same.
+    rows = {scales, 0, {1, 1, 1, 1}, {0, 0, 0, 0}};
+  } else if (!rows_of(x, per_row, rows)) {
+    // Five and more dimensions that cannot be joined, and rows of strided numbers that have a scale
+    // each: the cases that copy first.
     x = x.contiguous();
-    rows_of(x, rows);
+    rows_of(x, per_row, rows);
   }
-  if (x.numel() == 0) rows = {1, 0, {1, 1, 1, 1}, {0, 0, 0, 0}};
-  check_scale(scale_out, x);
-  MLA_CHECK(scale_out.storage().nbytes() >= (scale_out.storage_offset() + 2) * sizeof(float) ||
-                scale.has_value(),
+  check_scale(scale_out, x, scales);
+  MLA_CHECK_CONTIGUOUS(scale_out);
+  const bool given = scale_given.has_value();
+  MLA_CHECK(given || per_row ||
+                scale_out.storage().nbytes() >= (scale_out.storage_offset() + 2) * sizeof(float),
             "scale_out", "followed by one more float32", scale_out.storage().nbytes());
-  if (scale.has_value()) check_scale(*scale, x);
-  check_launch(
-      mla_quantize_fp8(x.const_data_ptr(), type_of(x, "x"), rows, out.mutable_data_ptr(),
-                       type_of(out, "out"), scale.has_value() ? kMlaGiven : kMlaTensor,
-                       scale.has_value() ? scale->const_data_ptr<float>() : nullptr,
-                       scale_out.mutable_data_ptr<float>(), device.processors(), device.stream()),
-      "quantize_fp8");
+  at::Tensor scale;
+  if (given) {
+    check_scale(*scale_given, x, scales);
+    scale = scale_given->contiguous();
+  }
+  const MlaScaling scaling =
+      per_row ? (given ? kMlaGivenRows : kMlaTensorRows) : (given ? kMlaGiven : kMlaTensor);
+  check_launch(mla_quantize_fp8(
+                   x.const_data_ptr(), type_of(x, "x"), rows, out.mutable_data_ptr(),
+                   type_of(out, "out"), scaling, given ? scale.const_data_ptr<float>() : nullptr,
+                   scale_out.mutable_data_ptr<float>(), device.processors(), device.stream()),
+               "quantize_fp8");
 }
 
 void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor kv_cache,
