@@ -101,6 +101,7 @@ def _cuda(torch_cuda: str) -> Gpu:
             f"{cpp_extension.CUDA_HOME or 'CUDA_HOME, PATH or /usr/local/cuda'}. One of:",
             *mend,
         )
+    home = nvcc.parent.parent
     told = _told(str(nvcc), "--version")
     release = re.search(r"release (\d+)\.(\d+)", told)
     if release is None:
@@ -118,15 +119,13 @@ def _cuda(torch_cuda: str) -> Gpu:
         architectures=[target.name for target in targets],
         flags=[*flags.nvcc(), *(target.flag for target in targets)],
         wrapped=True,
-        library_dirs=_cuda_library_dirs(Path(cpp_extension.CUDA_HOME), cpp_extension),
+        library_dirs=[
+            *cpp_extension.library_paths("cuda"),
+            # Toolkits out of packages may keep them in lib.
+            *(str(path) for path in (home / "lib64", home / "lib") if path.is_dir()),
+        ],
         libraries=["cudart", "c10_cuda", "torch_cuda"],
     )
-
-
-def _cuda_library_dirs(home: Path, cpp_extension: object) -> list[str]:
-    paths: list[str] = cpp_extension.library_paths("cuda")  # type: ignore[attr-defined]
-    # Toolkits out of packages may keep them in lib.
-    return [*paths, *(str(home / name) for name in ("lib64", "lib") if (home / name).is_dir())]
 
 
 def _rocm(torch_hip: str) -> Gpu:
