@@ -101,7 +101,6 @@ def _cuda(torch_cuda: str) -> Gpu:
             f"{cpp_extension.CUDA_HOME or 'CUDA_HOME, PATH or /usr/local/cuda'}. One of:",
             *mend,
         )
-    home = nvcc.parent.parent
     told = _told(str(nvcc), "--version")
     release = re.search(r"release (\d+)\.(\d+)", told)
     if release is None:
@@ -121,11 +120,20 @@ def _cuda(torch_cuda: str) -> Gpu:
         wrapped=True,
         library_dirs=[
             *cpp_extension.library_paths("cuda"),
-            # Toolkits out of packages may keep them in lib.
-            *(str(path) for path in (home / "lib64", home / "lib") if path.is_dir()),
+            *_toolkit_library_dirs(nvcc),
         ],
         libraries=["cudart", "c10_cuda", "torch_cuda"],
     )
+
+
+def _toolkit_library_dirs(nvcc: Path) -> list[str]:
+    """Return where this nvcc's libraries are. torch looks in lib64 two folders above the nvcc that
+    it found, which may be a script or a link far from its toolkit."""
+    told = _told(str(nvcc), "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull)
+    top = re.search(r"^#\$ TOP=(.*)$", told, re.MULTILINE)
+    home = Path(top[1]).resolve() if top else nvcc.parent.parent
+    folders = (home / "lib64", home / "lib", *home.glob("targets/*/lib"))
+    return [str(folder) for folder in folders if folder.is_dir()]
 
 
 def _rocm(torch_hip: str) -> Gpu:

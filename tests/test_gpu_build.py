@@ -99,6 +99,8 @@ with open({log!r}, "a") as log:
     log.write(json.dumps([name, *words]) + "\\n")
 if "--list-gpu-arch" in words:
     print("compute_80\\ncompute_90\\ncompute_100")
+elif "--dryrun" in words:
+    print("#$ TOP=" + os.path.dirname(os.path.abspath(sys.argv[0])) + "/../toolkit")
 elif "--version" in words and name == "nvcc":
     print("Cuda compilation tools, release {nvcc}, V{nvcc}.1")
 elif "--version" in words and name == "hipcc":
@@ -148,7 +150,8 @@ class Build:
             shutil.copy2(ROOT / name, self.tree / name)
         self.home = folder / "home"
         (self.home / "bin").mkdir(parents=True)
-        (self.home / "lib64").mkdir()
+        # nvcc's own toolkit is elsewhere, as with /usr/local/bin/nvcc.
+        (self.home / "toolkit" / "lib").mkdir(parents=True)
         self.nvcc_version = "13.0"
         self.install("c++")
 
@@ -283,6 +286,7 @@ def test_cuda_build_calls_nvcc_on_generated_files(build: Build) -> None:
         assert any("-fPIC" in word for word in words)
         assert not [w for w in words if w.startswith("-I") and "torch" in w]
     assert {"-lcudart", "-lc10_cuda", "-ltorch_cuda"} <= set(linked(build))
+    assert f"-L{build.home}/toolkit/lib" in linked(build)
 
     done = build.run("cuda", "13.0", TORCH_CUDA_ARCH_LIST="8.9")
     assert done.returncode != 0
