@@ -15,7 +15,8 @@ mkdir -p "$folder"
 tree=$folder/tree
 rm -rf "$tree" "$folder/site"
 mkdir -p "$tree"
-(cd "$root" && tar cf - setup.py pyproject.toml README.md LICENSE csrc build_tools mla_ops tests) |
+(cd "$root" && tar cf - setup.py pyproject.toml README.md CHANGELOG.md LICENSE Makefile \
+  csrc build_tools mla_ops tests docs benchmarks) |
   tar xf - -C "$tree" --exclude='*.so' --exclude=__pycache__
 
 "$python" - <<'END'

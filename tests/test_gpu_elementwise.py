@@ -1,5 +1,5 @@
-"""The GPU kernels of quantize_fp8, write_kv_cache and merge_states on a card, against the oracle and
-the CPU kernels. Bits are compared wherever the result is defined to the bit."""
+"""The GPU kernels of quantize_fp8, write_kv_cache and merge_states on a card, against the oracle
+and the CPU kernels. Bits are compared wherever the result is defined to the bit."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "every third": lambda x: x[..., ::3],
     "every second row, sliced": lambda x: x[:, ::2, 3:50],
     "unaligned": lambda x: x.reshape(-1)[1:],
-    "unaligned rows": lambda x: x.reshape(-1)[1:2881].reshape(5, 576),
+    "unaligned rows": lambda x: x.reshape(-1)[1:2305].reshape(4, 576),
     "expanded": lambda x: x[:, :1].expand(-1, 4, -1),
     "one number, expanded": lambda x: x[0, 0, :1].expand(100),
     "five dimensions": lambda x: x.reshape(2, 2, 3, 2, 10, 12)[..., 1:].permute(4, 0, 2, 1, 3, 5),
@@ -345,7 +345,7 @@ def test_two_streams_at_once() -> None:
     """The found scales must not be shared between calls in flight."""
     steps = [Step(seed) for seed in (1, 100)]
     big = [normal(1 << 22, seed=seed) * factor for seed, factor in ((3, 1), (4, 50))]
-    want = [[t.cpu() for t in (*s.run(), *mla_ops.quantize_fp8(b))] for s, b in zip(steps, big)]
+    want = [[t.cpu() for t in (*steps[i].run(), *mla_ops.quantize_fp8(big[i]))] for i in range(2)]
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
     torch.cuda.synchronize()
     kept: list[tuple[int, list[Tensor]]] = []
