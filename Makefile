@@ -16,7 +16,7 @@ ENVIRONMENT := $(VENV)/mla_ops-environment.json
 BUILT := build/.installed
 
 # Folders too: theirs is the date that changes when a file goes away.
-NOT_OF_THE_BUILD := $(addprefix build_tools/,environment.py sanitized.py summary.py)
+NOT_OF_THE_BUILD := $(addprefix build_tools/,environment.py sanitized.py summary.py hip_fat_check.py)
 BUILD_INPUTS := setup.py pyproject.toml \
                 $(filter-out $(NOT_OF_THE_BUILD),$(wildcard build_tools/*.py)) \
                 $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.hip')
@@ -27,7 +27,7 @@ PYTEST := $(PY) -P -m pytest
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench lint format pytest sanitize sanitize-short fuzz qemu clean FORCE
+.PHONY: help build demo test bench lint format pytest sanitize sanitize-short fuzz qemu hip-check clean FORCE
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -84,6 +84,9 @@ fuzz: $(BUILT)  ## 10,000 random calls
 
 qemu: $(BUILT)  ## the core of the suite on an emulated Nehalem and Haswell
 	build_tools/qemu_check.sh $(PY)
+
+hip-check: $(ENVIRONMENT)  ## csrc/hip compiled as hipcc does, both passes, without ROCm (clang-22, triton)
+	$(PY) build_tools/hip_fat_check.py --fetch
 
 clean:  ## everything but the environment
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .fuzz

@@ -70,6 +70,16 @@ def per_isa(isa: InstructionSet) -> list[str]:
     ]
 
 
+def nvcc() -> list[str]:
+    """Return nvcc's flags without the architectures. torch adds -fPIC."""
+    return ["-O3", "-std=c++20", "-Xcompiler", "-fvisibility=hidden"]
+
+
+def hipcc() -> list[str]:
+    """Return hipcc's flags without the architectures. torch adds -fPIC and -fno-gpu-rdc."""
+    return ["-O3", "-std=c++20", "-fvisibility=hidden"]
+
+
 def link() -> list[str]:
     """Return the linker's flags."""
     flags = ["-fopenmp"]

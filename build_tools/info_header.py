@@ -22,6 +22,7 @@ class Facts:
     compiler: str
     isas: Sequence[str]
     isas_left_out: Sequence[str]
+    gpu_compiler: str
     gpu_architectures: Sequence[str]
     sanitizers: Sequence[str]
     git_revision: str

@@ -29,10 +29,15 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def common_sources() -> list[str]:
-    """Return the sources that are compiled once."""
-    found = [*CSRC.glob("*.cpp"), *(CSRC / "cpu").glob("*.cpp")]
-    return sorted(relative(path) for path in found)
+def common_sources(gpu: bool = False) -> list[str]:
+    """Return the C++ sources that are compiled once."""
+    folders = [CSRC, CSRC / "cpu", *([CSRC / "gpu"] if gpu else [])]
+    return sorted(relative(path) for folder in folders for path in folder.glob("*.cpp"))
+
+
+def hip_sources() -> list[Path]:
+    """Return the GPU sources, for nvcc or hipcc."""
+    return sorted((CSRC / "hip").glob("*.hip"))
 
 
 def isa_sources() -> list[str]:
@@ -51,6 +56,11 @@ def isa_objects(build: Path, isa: str) -> list[Path]:
     return [(folder / source).with_suffix(".o") for source in isa_sources()]
 
 
+def gpu_dir(build: Path) -> Path:
+    """Return the folder of the GPU sources' objects."""
+    return build / "gpu"
+
+
 def generated_dir(build: Path) -> Path:
-    """Return the folder of generated headers."""
+    """Return the folder of generated files."""
     return build / "generated"

@@ -24,6 +24,7 @@ pybind11::dict build_info() {
   info["compiler"] = MLA_BUILD_COMPILER;
   info["cpu_isas"] = list_of({MLA_BUILD_ISAS});
   info["cpu_isas_left_out"] = list_of({MLA_BUILD_ISAS_LEFT_OUT});
+  info["gpu_compiler"] = MLA_BUILD_GPU_COMPILER;
   info["gpu_architectures"] = list_of({MLA_BUILD_GPU_ARCHITECTURES});
   info["sanitizers"] = list_of({MLA_BUILD_SANITIZERS});
   info["git_revision"] = MLA_BUILD_GIT_REVISION;

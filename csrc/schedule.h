@@ -8,13 +8,7 @@
 // copied, moved or captured.
 #pragma once
 
-#include <cstdint>
-
-// Always inlined: the CPU files compiled per instruction set must not share a symbol, not even a
-// weak one.
-#ifndef MLA_INLINE
-#define MLA_INLINE inline __attribute__((always_inline))
-#endif
+#include "types.h"
 
 namespace mla {
 

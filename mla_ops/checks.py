@@ -277,12 +277,20 @@ def plan(seq_lens: Tensor, block_table: Tensor, spec: Sequence[int]) -> None:
     _device(seq_lens, block_table=block_table)
 
 
-def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype | None) -> None:
+def quantize_fp8(
+    x: Tensor, scale: Tensor | None, dtype: torch.dtype | None, per_row: bool = False
+) -> None:
     _tensors(x=x)
     _dtype("x", x, *WIDE)
     if dtype is not None and dtype not in FLOAT8:
         raise TypeError(f"dtype must be {_names(FLOAT8)}, got {_names([dtype])}")
-    if scale is not None:
+    if per_row and x.dim() < 1:
+        _value("x", "[..., columns] for scales per row", "a scalar")
+    if scale is not None and per_row:
+        _dtype("scale", scale, torch.float32)
+        _shape("scale", scale, "x's shape with 1 for the last", *x.shape[:-1], 1)
+        _device(x, scale=scale)
+    elif scale is not None:
         _one_float32("scale", scale, x)
 
 

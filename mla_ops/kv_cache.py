@@ -50,16 +50,23 @@ def write_kv_cache(
 
 
 def quantize_fp8(
-    x: Tensor, scale: Tensor | None = None, dtype: torch.dtype | None = None
+    x: Tensor,
+    scale: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    per_row: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Convert to float8: round(x / scale), to nearest with ties to even.
 
     x: any shape, bfloat16, float16 or float32. scale: one-element float32; None takes the largest
-        finite magnitude of
-    x over the largest number of dtype (1 where that is 0). dtype: torch.float8_e4m3fn or
-    torch.float8_e4m3fnuz, by default the one that x's device multiplies.
+        finite magnitude of x over the largest number of dtype (1 where that is 0).
+    dtype: torch.float8_e4m3fn or torch.float8_e4m3fnuz, by default the one that x's device
+        multiplies.
+    per_row: a scale for each row of the last dimension, given or found: x's shape with 1 for the
+        last. It multiplies what it belongs to by broadcasting. (Cache and q take one scale for
+        all: `mla_ops.decode` has no place for these.)
 
-    Returns (float8 tensor of x's shape, contiguous; scale [1] float32). Beyond the largest number
-    (448 or 240) values saturate, NaN stays NaN, and -0 keeps its sign where the type has one.
+    Returns (float8 tensor of x's shape, contiguous; scale float32, [1] or per row). Beyond the
+    largest number (448 or 240) values saturate, NaN stays NaN, and -0 keeps its sign where the type
+    has one.
     """
-    return torch.ops.mla.quantize_fp8(x, scale, dtype)
+    return torch.ops.mla.quantize_fp8(x, scale, dtype, per_row)

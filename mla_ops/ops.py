@@ -36,7 +36,8 @@ PRIVATE = {
     "_decode_native": f"({_INTO}) -> ()",
     "_decode_torch": f"({_INTO}) -> ()",
     "_plan": "(Tensor seq_lens, Tensor block_table, SymInt[] plan_spec, Tensor(a!) plan) -> ()",
-    "_quantize_fp8": "(Tensor x, Tensor? scale, Tensor(a!) out, Tensor(b!) scale_out) -> ()",
+    "_quantize_fp8": "(Tensor x, Tensor? scale, bool per_row, Tensor(a!) out, "
+    "Tensor(b!) scale_out) -> ()",
     "_write_kv_cache": "(Tensor kv_c, Tensor k_pe, Tensor(a!) kv_cache, Tensor slot_mapping, "
     "Tensor? kv_scale) -> ()",
     "_merge_states": "(Tensor out_a, Tensor lse_a, Tensor out_b, Tensor lse_b, "
@@ -162,11 +163,21 @@ def _prepare_plan_(
 
 
 def _prepare_quantize_fp8(
-    x: Tensor, scale: Tensor | None = None, dtype: torch.dtype | None = None
+    x: Tensor,
+    scale: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    per_row: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    checks.quantize_fp8(x, scale, dtype)
+    checks.quantize_fp8(x, scale, dtype, per_row)
     dtype = capability.float8_dtype(x.device) if dtype is None else dtype
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(1, dtype=torch.float32)
+    if per_row:
+        scale_out = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+    elif scale is None:
+        # The GPU kernel gathers the largest magnitude in a second float, behind the one returned.
+        scale_out = x.new_empty(2, dtype=torch.float32)[:1]
+    else:
+        scale_out = x.new_empty(1, dtype=torch.float32)
+    return x.new_empty(x.shape, dtype=dtype), scale_out
 
 
 def _run_quantize_fp8(
@@ -174,8 +185,9 @@ def _run_quantize_fp8(
     x: Tensor,
     scale: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    per_row: bool = False,
 ) -> None:
-    torch.ops.mla._quantize_fp8.default(x, scale, *outputs)
+    torch.ops.mla._quantize_fp8.default(x, scale, per_row, *outputs)
 
 
 def _prepare_write_kv_cache(
@@ -243,7 +255,8 @@ _define(
 )
 _define(
     "quantize_fp8",
-    "(Tensor x, Tensor? scale=None, ScalarType? dtype=None) -> (Tensor, Tensor)",
+    "(Tensor x, Tensor? scale=None, ScalarType? dtype=None, bool per_row=False) "
+    "-> (Tensor, Tensor)",
     _prepare_quantize_fp8,
     _run_quantize_fp8,
 )

@@ -50,8 +50,24 @@ def dequantise(x: Tensor, scale: Tensor | None) -> Tensor:
     return x.double() if scale is None else x.double() * scale.double().reshape(())
 
 
-def quantize_fp8(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return x / scale as float8, the nearest code (ties to the even one), and the scale."""
+def quantize_fp8(
+    x: Tensor, scale: Tensor | None, dtype: torch.dtype, per_row: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Return x / scale as float8, the nearest code (ties to the even one), and the scale or scales.
+
+    On the CPU.
+    """
+    if per_row:
+        rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty(x.shape[:-1].numel(), 0)
+        scales = [None] * len(rows) if scale is None else scale.reshape(-1)
+        each = [quantize_fp8(row, one, dtype) for row, one in zip(rows, scales, strict=True)]
+        parts = [torch.empty(0)] if not each else []
+        codes = torch.cat([code.view(torch.uint8).reshape(-1) for code, _ in each] or parts)
+        found = torch.cat([one.reshape(1) for _, one in each] or parts)
+        return (
+            codes.to(torch.uint8).view(dtype).reshape(x.shape),
+            found.reshape(*x.shape[:-1], 1),
+        )
     largest = torch.finfo(dtype).max
     wide = x.float()
     if scale is None:

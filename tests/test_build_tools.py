@@ -139,7 +139,8 @@ def test_no_git_program_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_header_quotes_and_keeps_its_date(tmp_path: Path) -> None:
-    facts = info_header.Facts("2.13", 'g++ "x"\\\n', ["baseline", "avx2"], [], [], [], "unknown")
+    isas = ["baseline", "avx2"]
+    facts = info_header.Facts("2.13", 'g++ "x"\\\n', isas, [], "none", [], [], "unknown")
     info_header.write(tmp_path, facts)
     path = tmp_path / info_header.NAME
     text = path.read_text()

@@ -4,6 +4,7 @@
 #include <c10/core/CPUAllocator.h>
 
 #include "../plan_spec.h"
+#include "../tensors.h"
 #include "ops.h"
 #include "select.h"
 #include "tables.h"

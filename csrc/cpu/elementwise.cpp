@@ -1,7 +1,7 @@
 // Host side of the conversions, the cache writes and the merging of states.
 #include <ATen/Parallel.h>
 
-#include "../checks.h"
+#include "../tensors.h"
 #include "ops.h"
 #include "select.h"
 
@@ -21,10 +21,44 @@ float value_of(const at::Tensor& scale) {
   return *scale.const_data_ptr<float>();
 }
 
+// The scale that puts the largest magnitude at the type's largest number; 1 where that would be 0.
+float scale_for(float top, Type type) {
+  const float scale = top / largest_of(type);
+  return scale == 0.0f ? 1.0f : scale;
+}
+
+// [..., 1] for x [..., columns].
+void check_row_scales(const at::Tensor& scale, const at::Tensor& x) {
+  MLA_CHECK_CPU(scale);
+  MLA_CHECK_DTYPE(scale, at::kFloat);
+  MLA_CHECK_ALIGNED(scale);
+  at::DimVector sizes(x.sizes());
+  sizes.back() = 1;
+  MLA_CHECK_SIZES(scale, sizes);
+}
+
+void quantize_rows(const char* read, Type from_type, char* write, Type to_type, int64_t rows,
+                   int64_t columns, const float* scale, float* scale_out) {
+  const Kernels& isa = kernels();
+  at::parallel_for(0, rows, std::max<int64_t>(1, kGrain / std::max<int64_t>(1, columns)),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t row = begin; row < end; ++row) {
+                       const char* from = read + row * columns * size_of(from_type);
+                       const float by =
+                           scale != nullptr
+                               ? scale[row]
+                               : scale_for(isa.max_abs(from, from_type, columns), to_type);
+                       isa.convert(from, from_type, write + row * columns * size_of(to_type),
+                                   to_type, columns, by);
+                       scale_out[row] = by;
+                     }
+                   });
+}
+
 }  // namespace
 
-void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, at::Tensor out,
-                  at::Tensor scale_out) {
+void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, bool per_row,
+                  at::Tensor out, at::Tensor scale_out) {
   MLA_CHECK_CPU(x);
   MLA_CHECK_CPU(out);
   MLA_CHECK_SIZES(out, x.sizes());
@@ -37,6 +71,20 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
   char* write = static_cast<char*>(out.mutable_data_ptr());
   const int64_t count = x.numel();
 
+  if (per_row) {
+    MLA_CHECK(x.dim() >= 1, "x", "at least 1-dimensional", x.sizes());
+    check_row_scales(scale_out, x);
+    MLA_CHECK_CONTIGUOUS(scale_out);
+    at::Tensor given;
+    if (scale.has_value()) {
+      check_row_scales(*scale, x);
+      given = scale->contiguous();
+    }
+    quantize_rows(read, from_type, write, to_type, scale_out.numel(), x.size(-1),
+                  scale.has_value() ? given.const_data_ptr<float>() : nullptr,
+                  scale_out.mutable_data_ptr<float>());
+    return;
+  }
   float divisor = 1.0f;
   if (scale.has_value()) {
     divisor = value_of(*scale);
@@ -48,8 +96,7 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
                           isa.max_abs(read + begin * size_of(from_type), from_type, end - begin));
         },
         [](float a, float b) { return std::max(a, b); });
-    divisor = top / largest_of(to_type);
-    if (divisor == 0.0f) divisor = 1.0f;
+    divisor = scale_for(top, to_type);
   }
   (void)value_of(scale_out);
   *scale_out.mutable_data_ptr<float>() = divisor;
@@ -61,22 +108,9 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, a
 
 void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor kv_cache,
                     const at::Tensor& slot_mapping, const std::optional<at::Tensor>& kv_scale) {
-  for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache, slot_mapping}) {
-    MLA_CHECK_CPU(tensor);
-    MLA_CHECK_ALIGNED(tensor);
-  }
-  MLA_CHECK_DIM(kv_c, 2);
-  MLA_CHECK_DIM(k_pe, 2);
-  MLA_CHECK_DIM(slot_mapping, 1);
+  check_cache_write(kv_c, k_pe, kv_cache, slot_mapping);
+  for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache, slot_mapping}) MLA_CHECK_CPU(tensor);
   const int64_t tokens = slot_mapping.size(0), latent = kv_c.size(1), rope = k_pe.size(1);
-  MLA_CHECK(kv_c.size(0) == tokens && k_pe.size(0) == tokens, "rows of kv_c and k_pe",
-            c10::str("slot_mapping's, ", tokens), c10::str(kv_c.size(0), " and ", k_pe.size(0)));
-  MLA_CHECK(kv_cache.dim() == 3 || (kv_cache.dim() == 4 && kv_cache.size(2) == 1), "kv_cache",
-            "[pages, page_size, width], or with a 1 before width", kv_cache.sizes());
-  MLA_CHECK(kv_cache.size(-1) == latent + rope, "the last size of kv_cache", latent + rope,
-            kv_cache.size(-1));
-  for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache}) MLA_CHECK_LAST_CONTIGUOUS(tensor);
-  MLA_CHECK_DTYPE(k_pe, kv_c.scalar_type());
   const at::Tensor slots = slot_mapping.to(at::kLong).contiguous();
   const int64_t* slot = slots.const_data_ptr<int64_t>();
   const int64_t page_size = kv_cache.size(1), capacity = kv_cache.size(0) * page_size;
@@ -112,22 +146,8 @@ void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor k
 
 void merge_states(const at::Tensor& out_a, const at::Tensor& lse_a, const at::Tensor& out_b,
                   const at::Tensor& lse_b, at::Tensor out, at::Tensor lse) {
-  for (const at::Tensor& tensor : {out_a, lse_a, out_b, lse_b, out, lse}) {
-    MLA_CHECK_CPU(tensor);
-    MLA_CHECK_ALIGNED(tensor);
-  }
-  MLA_CHECK(out_a.dim() >= 1, "out_a", "at least 1-dimensional", out_a.sizes());
-  MLA_CHECK_SIZES(out_b, out_a.sizes());
-  MLA_CHECK_SIZES(out, out_a.sizes());
-  const at::IntArrayRef rows_shape = out_a.sizes().slice(0, static_cast<size_t>(out_a.dim() - 1));
-  for (const at::Tensor& tensor : {lse_a, lse_b, lse}) {
-    MLA_CHECK_SIZES(tensor, rows_shape);
-    MLA_CHECK_DTYPE(tensor, at::kFloat);
-  }
-  MLA_CHECK_DTYPE(out_b, out_a.scalar_type());
-  MLA_CHECK_DTYPE(out, out_a.scalar_type());
-  MLA_CHECK_CONTIGUOUS(out);
-  MLA_CHECK_CONTIGUOUS(lse);
+  check_merge(out_a, lse_a, out_b, lse_b, out, lse);
+  for (const at::Tensor& tensor : {out_a, lse_a, out_b, lse_b, out, lse}) MLA_CHECK_CPU(tensor);
   const at::Tensor a = out_a.contiguous(), b = out_b.contiguous();
   const at::Tensor weights_a = lse_a.contiguous(), weights_b = lse_b.contiguous();
   const Type type = type_of(out, "out");

@@ -16,8 +16,8 @@ void decode(const at::Tensor& q, const at::Tensor& kv_cache, const at::Tensor& b
 void plan(const at::Tensor& seq_lens, const at::Tensor& block_table, at::IntArrayRef spec,
           at::Tensor plan);
 
-void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, at::Tensor out,
-                  at::Tensor scale_out);
+void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, bool per_row,
+                  at::Tensor out, at::Tensor scale_out);
 
 void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor kv_cache,
                     const at::Tensor& slot_mapping, const std::optional<at::Tensor>& kv_scale);

@@ -1,5 +1,7 @@
 #include "select.h"
 
+#include <c10/util/Exception.h>
+
 #include <cstdlib>
 #include <string>
 #include <vector>
@@ -49,26 +51,6 @@ const Kernels& choose() {
 const Kernels& kernels() {
   static const Kernels& chosen = choose();
   return chosen;
-}
-
-Type type_of(const at::Tensor& tensor, const char* name) {
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-      return Type::kFloat32;
-    case at::kHalf:
-      return Type::kFloat16;
-    case at::kBFloat16:
-      return Type::kBFloat16;
-    case at::kFloat8_e4m3fn:
-      return Type::kFloat8E4M3FN;
-    case at::kFloat8_e4m3fnuz:
-      return Type::kFloat8E4M3FNUZ;
-    default:
-      TORCH_CHECK_TYPE(
-          false, name,
-          " must be float32, float16, bfloat16, float8_e4m3fn or float8_e4m3fnuz, got ",
-          tensor.scalar_type());
-  }
 }
 
 }  // namespace mla

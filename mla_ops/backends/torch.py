@@ -93,16 +93,22 @@ def _plan(seq_lens: Tensor, block_table: Tensor, plan_spec: Sequence[int], plan:
     plan[:1] = 0
 
 
-def _quantize_fp8(x: Tensor, scale: Tensor | None, out: Tensor, scale_out: Tensor) -> None:
+def _quantize_fp8(
+    x: Tensor, scale: Tensor | None, per_row: bool, out: Tensor, scale_out: Tensor
+) -> None:
     largest = torch.finfo(out.dtype).max
     wide = x.float()
     if scale is None:
         finite = torch.where(wide.isfinite(), wide.abs(), 0.0)
-        top = finite.amax() if x.numel() else finite.sum()
+        if x.numel() == 0:
+            top = torch.zeros_like(scale_out)
+        else:
+            top = finite.amax(-1, keepdim=True) if per_row else finite.amax()
         scale = top / largest
         scale = torch.where(scale == 0, 1.0, scale)
-    scale_out.copy_(scale.reshape(1))
-    out.copy_((wide / scale.reshape(())).clamp(-largest, largest).to(out.dtype))
+    scale_out.copy_(scale.reshape(scale_out.shape))
+    by = scale_out if per_row else scale.reshape(())
+    out.copy_((wide / by).clamp(-largest, largest).to(out.dtype))
 
 
 def _write_kv_cache(
@@ -116,7 +122,7 @@ def _write_kv_cache(
         rows = rows.to(cache.dtype)
     else:
         converted = torch.empty_like(rows, dtype=cache.dtype)
-        _quantize_fp8(rows, kv_scale, converted, torch.empty_like(kv_scale).reshape(1))
+        _quantize_fp8(rows, kv_scale, False, converted, torch.empty_like(kv_scale).reshape(1))
         rows = converted
     if rows.shape[0] == 0 or pages == 0:
         return

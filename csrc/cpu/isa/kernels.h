@@ -7,14 +7,9 @@
 #include <cstdint>
 
 #include "../../schedule.h"
+#include "../../types.h"
 
 namespace mla {
-
-enum class Type : int32_t { kFloat32, kFloat16, kBFloat16, kFloat8E4M3FN, kFloat8E4M3FNUZ };
-
-MLA_INLINE int64_t size_of(Type type) {
-  return type == Type::kFloat32 ? 4 : type == Type::kFloat16 || type == Type::kBFloat16 ? 2 : 1;
-}
 
 // One decode call. Strides count elements; the last dimension of every tensor is contiguous.
 struct DecodeArgs {

@@ -1,0 +1,57 @@
+// What csrc/hip offers to host code: kernels launched on a stream, no allocation, no
+// synchronization. Each returns null, or the runtime's message where the launch failed. `stream` is
+// a hipStream_t or cudaStream_t; all other pointers are device memory.
+#pragma once
+
+#include "../types.h"
+
+extern "C" {
+
+// Multiprocessors (compute units) of a device.
+int32_t mla_processors(int32_t device);
+
+// A tensor as rows of contiguous numbers: row r begins where its index, written in the mixed base
+// `size` (last fastest), puts it by `stride`, in elements.
+struct MlaRows {
+  int64_t count;    // rows
+  int64_t columns;  // numbers in a row
+  int64_t size[4], stride[4];
+};
+
+// How x is divided before it is rounded to float8.
+enum MlaScaling : int32_t {
+  kMlaGiven,       // by scale[0]
+  kMlaGivenRows,   // by scale[r]
+  kMlaTensor,      // by the largest finite magnitude over the type's largest number
+  kMlaTensorRows,  // the same, row by row
+};
+
+// out [rows, columns] contiguous float8. scale_out gets the scale or scales used; for kMlaTensor a
+// second float behind it is overwritten on the way.
+const char* mla_quantize_fp8(const void* x, mla::Type x_type, MlaRows rows, void* out,
+                             mla::Type out_type, MlaScaling scaling, const float* scale,
+                             float* scale_out, int32_t processors, void* stream);
+
+// Token t of kv_c [tokens, latent] and k_pe [tokens, rope] to row slot % page_size of page
+// slot / page_size; negative slots are skipped, of equal slots the last token's row stays. `scale`
+// may be null.
+struct MlaCacheWrite {
+  const void* kv_c;
+  const void* k_pe;
+  int64_t kv_c_stride, k_pe_stride, latent, rope, tokens;
+  const void* slots;  // int64, or int32 where `slots_are_int32`
+  int32_t slots_are_int32;
+  int64_t slot_stride;
+  void* cache;
+  int64_t page_size, page_stride, row_stride, capacity;
+  const float* scale;
+  mla::Type from_type, cache_type;
+};
+const char* mla_write_kv_cache(MlaCacheWrite write, void* stream);
+
+// out[r] = (a[r] e^lse_a[r] + b[r] e^lse_b[r]) / (e^lse_a[r] + e^lse_b[r]), all contiguous.
+const char* mla_merge_states(const void* a, const float* lse_a, const void* b, const float* lse_b,
+                             void* out, float* lse, mla::Type type, int64_t rows, int64_t width,
+                             int32_t processors, void* stream);
+
+}  // extern "C"

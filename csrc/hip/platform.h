@@ -1,0 +1,45 @@
+// The only file that knows one compiler from another: hipcc (and clang -x hip), nvcc, and the
+// tests' clang, which compiles the device side alone with the header in build_tools/cdna/hip_shim.
+// Everything else in csrc/hip is written against HIP's names and those below.
+#pragma once
+
+#if defined(__HIP__)
+#include <hip/hip_runtime.h>
+#define MLA_SHUFFLE_XOR(value, mask) __shfl_xor(value, mask)
+// CDNA runs 64 lanes in step.
+#define MLA_WAVE 64
+#if defined(__HIP_DEVICE_COMPILE__) && defined(__gfx942__)
+#define MLA_GFX942 1
+#elif defined(__HIP_DEVICE_COMPILE__) && defined(__gfx950__)
+#define MLA_GFX950 1
+#endif
+#elif defined(__CUDACC__)
+#include <cuda_runtime.h>
+#define MLA_SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask)
+#define MLA_WAVE 32
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define MLA_SM89 1
+#endif
+#define hipStream_t cudaStream_t
+#define hipGetLastError cudaGetLastError
+#define hipGetErrorString cudaGetErrorString
+#define hipSuccess cudaSuccess
+#define hipMemsetAsync cudaMemsetAsync
+#define hipDeviceGetAttribute cudaDeviceGetAttribute
+#define hipDeviceAttributeMultiprocessorCount cudaDevAttrMultiProcessorCount
+#define hipLaunchKernelGGL(kernel, grid, block, shared, stream, ...) \
+  kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
+#else
+#error "csrc/hip is HIP source: compile it with hipcc, nvcc or clang -x hip"
+#endif
+
+// Host code, the launchers, is left out where the device side is compiled alone.
+#if !defined(MLA_DEVICE_ONLY)
+#define MLA_LAUNCHERS 1
+#endif
+
+// Where numbers.h and schedule.h put their functions, and how they are called from kernels.
+#define MLA_ISA gpu
+#define MLA_INLINE __host__ __device__ __forceinline__
+
+#include <stdint.h>

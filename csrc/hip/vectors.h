@@ -1,0 +1,136 @@
+// Threads side by side over memory: runs of 16 bytes where addresses allow it, single numbers where
+// they do not, and reductions over a wave or a block.
+#pragma once
+
+#include "fp8.h"
+
+namespace mla::gpu {
+
+inline constexpr int kRun = 16;  // numbers handled at once: 16 bytes of float8
+
+__device__ __forceinline__ bool aligned(const void* pointer, int bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
+template <class Kind, int N>
+__device__ __forceinline__ Run<Kind, N> load_run(const typename Kind::Code* from) {
+  Run<Kind, N> run;
+  constexpr int kBytes = N * sizeof(typename Kind::Code);
+  if constexpr (kBytes % 16 == 0) {
+    const uint4* words = reinterpret_cast<const uint4*>(from);
+    uint4 held[kBytes / 16];
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) held[i] = words[i];
+    __builtin_memcpy(&run, held, kBytes);
+  } else {
+    __builtin_memcpy(&run, from, kBytes);
+  }
+  return run;
+}
+
+template <class Kind, int N>
+__device__ __forceinline__ void store_run(const Run<Kind, N>& run, typename Kind::Code* to) {
+  constexpr int kBytes = N * sizeof(typename Kind::Code);
+  if constexpr (kBytes % 16 == 0) {
+    uint4 held[kBytes / 16];
+    __builtin_memcpy(held, &run, kBytes);
+    uint4* words = reinterpret_cast<uint4*>(to);
+#pragma unroll
+    for (int i = 0; i < kBytes / 16; ++i) words[i] = held[i];
+  } else {
+    __builtin_memcpy(to, &run, kBytes);
+  }
+}
+
+// Thread `index` of `threads` converts its share of from[0..count) to to[..], divided by `divisor`.
+// UNROLL runs are loaded before the first is stored.
+template <class From, class To, int UNROLL, class By>
+__device__ __forceinline__ void convert(const typename From::Code* from, typename To::Code* to,
+                                        int64_t count, const By& divisor, int64_t index,
+                                        int64_t threads) {
+  int64_t done = 0;
+  if (divisor.is_fast() && aligned(from, 16) && aligned(to, 16)) {
+    const int64_t runs = count / kRun;
+    for (int64_t run = index; run < runs; run += UNROLL * threads) {
+      Run<From, kRun> held[UNROLL];
+#pragma unroll
+      for (int u = 0; u < UNROLL; ++u)
+        if (run + u * threads < runs)
+          held[u] = load_run<From, kRun>(from + (run + u * threads) * kRun);
+#pragma unroll
+      for (int u = 0; u < UNROLL; ++u) {
+        if (run + u * threads >= runs) break;
+        float value[kRun];
+        widen(held[u], value);
+#pragma unroll
+        for (int i = 0; i < kRun; ++i) value[i] = divisor.divide(value[i]);
+        Run<To, kRun> result;
+        narrow(value, result);
+        store_run(result, to + (run + u * threads) * kRun);
+      }
+    }
+    done = runs * kRun;
+  }
+  for (int64_t i = done + index; i < count; i += threads) {
+    const float value[1] = {divisor.divide_slowly(From::widen(from[i]))};
+    Run<To, 1> result;
+    narrow(value, result);
+    to[i] = result.code[0];
+  }
+}
+
+// The largest finite magnitude of thread `index`'s share, as bits, which order like the numbers.
+template <class From>
+__device__ __forceinline__ uint32_t largest_bits(const typename From::Code* from, int64_t count,
+                                                 int64_t index, int64_t threads) {
+  uint32_t top = 0;
+  const auto take = [&top](float value) {
+    const uint32_t magnitude = bits_of(value) & 0x7fffffffu;
+    top = magnitude > top && magnitude < 0x7f800000u ? magnitude : top;
+  };
+  int64_t done = 0;
+  if (aligned(from, 16)) {
+    constexpr int kUnroll = 4, kWidth = 16 / sizeof(typename From::Code);
+    const int64_t runs = count / kWidth;
+    for (int64_t run = index; run < runs; run += kUnroll * threads) {
+      Run<From, kWidth> held[kUnroll];
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u)
+        if (run + u * threads < runs)
+          held[u] = load_run<From, kWidth>(from + (run + u * threads) * kWidth);
+#pragma unroll
+      for (int u = 0; u < kUnroll; ++u) {
+        if (run + u * threads >= runs) break;
+#pragma unroll
+        for (int i = 0; i < kWidth; ++i) take(From::widen(held[u].code[i]));
+      }
+    }
+    done = runs * kWidth;
+  }
+  for (int64_t i = done + index; i < count; i += threads) take(From::widen(from[i]));
+  return top;
+}
+
+__device__ __forceinline__ uint32_t wave_max(uint32_t value) {
+#pragma unroll
+  for (int mask = MLA_WAVE / 2; mask > 0; mask /= 2) {
+    const uint32_t other = MLA_SHUFFLE_XOR(value, mask);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+// Every thread of the block gets the block's largest value.
+template <int THREADS>
+__device__ __forceinline__ uint32_t block_max(uint32_t value) {
+  __shared__ uint32_t of_wave[THREADS / MLA_WAVE];
+  value = wave_max(value);
+  if (threadIdx.x % MLA_WAVE == 0) of_wave[threadIdx.x / MLA_WAVE] = value;
+  __syncthreads();
+  uint32_t top = 0;
+  for (int i = 0; i < THREADS / MLA_WAVE; ++i) top = of_wave[i] > top ? of_wave[i] : top;
+  __syncthreads();  // the next use of of_wave must not overtake this one
+  return top;
+}
+
+}  // namespace mla::gpu
