@@ -21,7 +21,7 @@ Quantize = Callable[[Tensor, Tensor | None, torch.dtype], tuple[Tensor, Tensor]]
 def plain(x: Tensor, scale: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The kernel of backends/torch.py, which a build with compiled kernels never reaches."""
     out, scale_out = torch.empty(x.shape, dtype=dtype), torch.empty(1)
-    torch_backend.KERNELS["_quantize_fp8"](x, scale, out, scale_out)
+    torch_backend.KERNELS["_quantize_fp8"](x, scale, False, out, scale_out)
     return out, scale_out
 
 

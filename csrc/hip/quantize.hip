@@ -60,9 +60,8 @@ __global__ void __launch_bounds__(kThreads)
   if (thread == 0) *scale_out = by;
   if (rows.count == 1) {
     // Backwards: the end of x is what find_largest read last, and is still in the cache.
-    const int64_t mirrored = threads - 1 - thread;
-    convert<From, To, 2>(x, out, rows.columns, divisor, top == nullptr ? thread : mirrored,
-                         threads);
+    convert<From, To, kUnroll<From>>(x, out, rows.columns, divisor, thread, threads,
+                                     top != nullptr);
     return;
   }
   for (int64_t row = thread / MLA_WAVE; row < rows.count; row += threads / MLA_WAVE)

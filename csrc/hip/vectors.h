@@ -42,41 +42,57 @@ __device__ __forceinline__ void store_run(const Run<Kind, N>& run, typename Kind
   }
 }
 
-// Thread `index` of `threads` converts its share of from[0..count) to to[..], divided by `divisor`.
-// UNROLL runs are loaded before the first is stored.
+// One number, by true division.
+template <class From, class To, class By>
+__device__ __forceinline__ typename To::Code convert_one(typename From::Code code,
+                                                         const By& divisor) {
+  const float value[1] = {divisor.divide_slowly(From::widen(code))};
+  Run<To, 1> result;
+  narrow(value, result);
+  return result.code[0];
+}
+
+// Thread `index` of `threads` converts its share of from[0..count) to to[..], divided by `divisor`,
+// the last numbers first where `backwards`. UNROLL runs are loaded before the first is stored, and
+// before the divisor is looked at: it comes from memory too.
 template <class From, class To, int UNROLL, class By>
 __device__ __forceinline__ void convert(const typename From::Code* from, typename To::Code* to,
                                         int64_t count, const By& divisor, int64_t index,
-                                        int64_t threads) {
+                                        int64_t threads, bool backwards = false) {
   int64_t done = 0;
-  if (divisor.is_fast() && aligned(from, 16) && aligned(to, 16)) {
+  if (aligned(from, 16) && aligned(to, 16)) {
     const int64_t runs = count / kRun;
-    for (int64_t run = index; run < runs; run += UNROLL * threads) {
+    for (int64_t first = index; first < runs; first += UNROLL * threads) {
       Run<From, kRun> held[UNROLL];
+      const auto begin_of = [&](int u) {
+        const int64_t run = first + u * threads;
+        return (backwards ? runs - 1 - run : run) * kRun;
+      };
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u)
-        if (run + u * threads < runs)
-          held[u] = load_run<From, kRun>(from + (run + u * threads) * kRun);
+        if (first + u * threads < runs) held[u] = load_run<From, kRun>(from + begin_of(u));
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u) {
-        if (run + u * threads >= runs) break;
+        if (first + u * threads >= runs) break;
+        if (!divisor.is_fast()) {
+#pragma unroll 1
+          for (int64_t i = begin_of(u); i < begin_of(u) + kRun; ++i)
+            to[i] = convert_one<From, To>(from[i], divisor);
+          continue;
+        }
         float value[kRun];
         widen(held[u], value);
 #pragma unroll
         for (int i = 0; i < kRun; ++i) value[i] = divisor.divide(value[i]);
         Run<To, kRun> result;
         narrow(value, result);
-        store_run(result, to + (run + u * threads) * kRun);
+        store_run(result, to + begin_of(u));
       }
     }
     done = runs * kRun;
   }
-  for (int64_t i = done + index; i < count; i += threads) {
-    const float value[1] = {divisor.divide_slowly(From::widen(from[i]))};
-    Run<To, 1> result;
-    narrow(value, result);
-    to[i] = result.code[0];
-  }
+  for (int64_t i = done + index; i < count; i += threads)
+    to[i] = convert_one<From, To>(from[i], divisor);
 }
 
 // The largest finite magnitude of thread `index`'s share, as bits, which order like the numbers.
