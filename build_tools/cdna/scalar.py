@@ -1,0 +1,429 @@
+"""Scalar ALU and scalar memory: SOP1, SOP2, SOPC, SOPK without the branches, and SMEM.
+
+Scalar operands are [waves, 1] arrays like everything else: waves that execute together may hold different values.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from .decoder import Instruction, UnknownInstruction
+from .operands import Getter, Step, Target, wide_getter
+from .state import EXEC, PRIVATE_APERTURE, SHARED_APERTURE, Array, Fault, Group
+from .vector_ops import bit_field, leading, leading_sign, reverse, signed_field, trailing
+
+U, I32, I64, U64 = np.uint32, np.int32, np.int64, np.uint64
+Result = tuple[Array, Array | None]  # value, and SCC where the instruction writes it
+
+
+def _logic(compute: Callable[[Array, Array], Array]) -> Callable[[Array, Array, Array], Result]:
+    def run(a: Array, b: Array, scc: Array) -> Result:
+        out = compute(a, b)
+        return out, out != 0
+
+    return run
+
+
+def _add(a: Array, b: Array, scc: Array) -> Result:
+    out = a + b
+    return out, out < a
+
+
+def _addc(a: Array, b: Array, scc: Array) -> Result:
+    out = a.astype(U64) + b + scc
+    return out.astype(U), out > 0xFFFFFFFF
+
+
+def _subb(a: Array, b: Array, scc: Array) -> Result:
+    out = a.astype(I64) - b - scc
+    return out.astype(U), out < 0
+
+
+def _signed(sign: int) -> Callable[[Array, Array, Array], Result]:
+    def run(a: Array, b: Array, scc: Array) -> Result:
+        out = a.view(I32).astype(I64) + sign * b.view(I32).astype(I64)
+        return out.astype(U), (out < -(2**31)) | (out >= 2**31)
+
+    return run
+
+
+def _smaller(view: type, largest: bool) -> Callable[[Array, Array, Array], Result]:
+    def run(a: Array, b: Array, scc: Array) -> Result:
+        x, y = a.view(view), b.view(view)
+        first = x > y if largest else x < y
+        return np.where(first, a, b), first
+
+    return run
+
+
+def _shifted_add(amount: int) -> Callable[[Array, Array, Array], Result]:
+    def run(a: Array, b: Array, scc: Array) -> Result:
+        out = (a.astype(U64) << U64(amount)) + b
+        return out.astype(U), out > 0xFFFFFFFF
+
+    return run
+
+
+def _field(extract: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Result]:
+    def run(a: Array, b: Array, scc: Array) -> Result:
+        width = np.minimum(b >> U(16) & U(127), U(32))
+        out = extract(a, b, np.minimum(width, U(31)))
+        whole = (a.view(I32) >> (b & U(31)).astype(I32)).view(U) if extract is signed_field else a >> (b & U(31))
+        out = np.where(width >= 32, whole, out)
+        return out, out != 0
+
+    return run
+
+
+def _field64(signed: bool) -> Callable[[Array, Array, Array], Result]:
+    def run(a: Array, b: Array, scc: Array) -> Result:
+        offset, width = (b & U(63)).astype(U64), np.minimum(b >> U(16) & U(127), U(64)).astype(U64)
+        kept = np.where(width == 0, U64(0), (a >> offset) << (U64(64) - np.maximum(width, U64(1))))
+        drop = U64(64) - np.maximum(width, U64(1))
+        out = (kept.view(I64) >> drop.astype(I64)).view(U64) if signed else kept >> drop
+        return out, out != 0
+
+    return run
+
+
+SOP2: dict[str, Callable[[Array, Array, Array], Result]] = {
+    "s_add_u32": _add,
+    "s_sub_u32": lambda a, b, scc: (a - b, a < b),
+    "s_addc_u32": _addc,
+    "s_subb_u32": _subb,
+    "s_add_i32": _signed(1),
+    "s_sub_i32": _signed(-1),
+    "s_absdiff_i32": lambda a, b, scc: (lambda d: (d.astype(U), d != 0))(np.abs(a.view(I32).astype(I64) - b.view(I32))),
+    "s_mul_i32": lambda a, b, scc: (a * b, None),
+    "s_mul_hi_u32": lambda a, b, scc: ((a.astype(U64) * b >> U64(32)).astype(U), None),
+    "s_mul_hi_i32": lambda a, b, scc: ((a.view(I32).astype(I64) * b.view(I32) >> 32).astype(U), None),
+    "s_min_u32": _smaller(U, False),
+    "s_max_u32": _smaller(U, True),
+    "s_min_i32": _smaller(I32, False),
+    "s_max_i32": _smaller(I32, True),
+    "s_cselect_b32": lambda a, b, scc: (np.where(scc, a, b), None),
+    "s_and_b32": _logic(np.bitwise_and),
+    "s_or_b32": _logic(np.bitwise_or),
+    "s_xor_b32": _logic(np.bitwise_xor),
+    "s_andn2_b32": _logic(lambda a, b: a & ~b),
+    "s_orn2_b32": _logic(lambda a, b: a | ~b),
+    "s_nand_b32": _logic(lambda a, b: ~(a & b)),
+    "s_nor_b32": _logic(lambda a, b: ~(a | b)),
+    "s_xnor_b32": _logic(lambda a, b: ~(a ^ b)),
+    "s_lshl_b32": _logic(lambda a, b: a << (b & U(31))),
+    "s_lshr_b32": _logic(lambda a, b: a >> (b & U(31))),
+    "s_ashr_i32": _logic(lambda a, b: (a.view(I32) >> (b & U(31)).view(I32)).view(U)),
+    "s_bfm_b32": lambda a, b, scc: (((U(1) << (a & U(31))) - U(1)) << (b & U(31)), None),
+    "s_bfe_u32": _field(bit_field),
+    "s_bfe_i32": _field(signed_field),
+    "s_pack_ll_b32_b16": lambda a, b, scc: (a & U(0xFFFF) | b << U(16), None),
+    "s_pack_lh_b32_b16": lambda a, b, scc: (a & U(0xFFFF) | b & U(0xFFFF0000), None),
+    "s_pack_hh_b32_b16": lambda a, b, scc: (a >> U(16) | b & U(0xFFFF0000), None),
+    **{f"s_lshl{k}_add_u32": _shifted_add(k) for k in (1, 2, 3, 4)},
+}
+
+# 64-bit: the letters are the widths of the sources
+SOP2_WIDE: dict[str, tuple[str, Callable[[Array, Array, Array], Result]]] = {
+    "s_and_b64": ("UU", _logic(np.bitwise_and)),
+    "s_or_b64": ("UU", _logic(np.bitwise_or)),
+    "s_xor_b64": ("UU", _logic(np.bitwise_xor)),
+    "s_andn2_b64": ("UU", _logic(lambda a, b: a & ~b)),
+    "s_orn2_b64": ("UU", _logic(lambda a, b: a | ~b)),
+    "s_nand_b64": ("UU", _logic(lambda a, b: ~(a & b))),
+    "s_nor_b64": ("UU", _logic(lambda a, b: ~(a | b))),
+    "s_xnor_b64": ("UU", _logic(lambda a, b: ~(a ^ b))),
+    "s_cselect_b64": ("UU", lambda a, b, scc: (np.where(scc, a, b), None)),
+    "s_lshl_b64": ("Uu", _logic(lambda a, b: a << (b & U(63)).astype(U64))),
+    "s_lshr_b64": ("Uu", _logic(lambda a, b: a >> (b & U(63)).astype(U64))),
+    "s_ashr_i64": ("Uu", _logic(lambda a, b: (a.view(I64) >> (b & U(63)).astype(I64)).view(U64))),
+    "s_bfm_b64": ("uu", lambda a, b, scc: (
+        ((U64(1) << (a & U(63)).astype(U64)) - U64(1)) << (b & U(63)).astype(U64), None)),
+    "s_bfe_u64": ("Uu", _field64(False)),
+    "s_bfe_i64": ("Uu", _field64(True)),
+}  # fmt: skip
+
+
+def _lowest(a: Array) -> Array:
+    """Index of the lowest one of 64 bits, -1 without one."""
+    low, high = trailing(a.astype(U)), trailing((a >> U64(32)).astype(U))
+    return np.where(a == 0, U(0xFFFFFFFF), np.where(low == U(0xFFFFFFFF), high + U(32), low))
+
+
+def _highest(a: Array) -> Array:
+    low, high = leading(a.astype(U)), leading((a >> U64(32)).astype(U))
+    return np.where(a == 0, U(0xFFFFFFFF), np.where(high == U(0xFFFFFFFF), low + U(32), high))
+
+
+def _counted(compute: Callable[[Array], Array]) -> Callable[[Array], Result]:
+    def run(a: Array) -> Result:
+        out = compute(a).astype(a.dtype if a.dtype == U else U)
+        return out, out != 0
+
+    return run
+
+
+def _reverse64(a: Array) -> Array:
+    return reverse(a.astype(U)).astype(U64) << U64(32) | reverse((a >> U64(32)).astype(U))
+
+
+# name: width of source, width of destination, function
+SOP1: dict[str, tuple[str, str, Callable[[Array], Result]]] = {
+    "s_mov_b32": ("u", "u", lambda a: (a, None)),
+    "s_mov_b64": ("U", "U", lambda a: (a, None)),
+    "s_not_b32": ("u", "u", lambda a: (~a, ~a != 0)),
+    "s_not_b64": ("U", "U", lambda a: (~a, ~a != 0)),
+    "s_abs_i32": ("u", "u", _counted(lambda a: np.abs(a.view(I32)).view(U))),
+    "s_brev_b32": ("u", "u", lambda a: (reverse(a), None)),
+    "s_brev_b64": ("U", "U", lambda a: (_reverse64(a), None)),
+    "s_bcnt0_i32_b32": ("u", "u", _counted(lambda a: np.bitwise_count(~a))),
+    "s_bcnt1_i32_b32": ("u", "u", _counted(np.bitwise_count)),
+    "s_bcnt0_i32_b64": ("U", "u", _counted(lambda a: np.bitwise_count(~a))),
+    "s_bcnt1_i32_b64": ("U", "u", _counted(np.bitwise_count)),
+    "s_ff0_i32_b32": ("u", "u", lambda a: (trailing(~a), None)),
+    "s_ff1_i32_b32": ("u", "u", lambda a: (trailing(a), None)),
+    "s_ff0_i32_b64": ("U", "u", lambda a: (_lowest(~a), None)),
+    "s_ff1_i32_b64": ("U", "u", lambda a: (_lowest(a), None)),
+    "s_flbit_i32_b32": ("u", "u", lambda a: (leading(a), None)),
+    "s_flbit_i32_b64": ("U", "u", lambda a: (_highest(a), None)),
+    "s_flbit_i32": ("u", "u", lambda a: (leading_sign(a), None)),
+    "s_sext_i32_i8": ("u", "u", lambda a: (a.astype(np.int8).astype(I32).view(U), None)),
+    "s_sext_i32_i16": ("u", "u", lambda a: (a.astype(np.int16).astype(I32).view(U), None)),
+}
+
+# saveexec: new EXEC from (source, old EXEC)
+SAVEEXEC: dict[str, Callable[[Array, Array], Array]] = {
+    "and": lambda s, e: s & e,
+    "or": lambda s, e: s | e,
+    "xor": lambda s, e: s ^ e,
+    "andn1": lambda s, e: ~s & e,
+    "andn2": lambda s, e: s & ~e,
+    "orn1": lambda s, e: ~s | e,
+    "orn2": lambda s, e: s | ~e,
+    "nand": lambda s, e: ~(s & e),
+    "nor": lambda s, e: ~(s | e),
+    "xnor": lambda s, e: ~(s ^ e),
+}
+COMPARE: dict[str, Callable[[Array, Array], Array]] = {
+    "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less,
+    "le": np.less_equal,
+}  # fmt: skip
+_CMP = re.compile(r"s_cmp(k?)_(\w\w)_([iu])(32|64)$")
+
+
+def operand(target: Target, inst: Instruction, code: int, letter: str = "u") -> Getter:
+    """A scalar source, [waves or 1, 1]."""
+    if letter == "U":
+        aperture = {235: SHARED_APERTURE, 237: PRIVATE_APERTURE}.get(code)
+        if aperture is not None:
+            value = np.array([[aperture << 32]], U64)
+            return lambda g: value
+        return wide_getter(target, inst, code, "U", 0)
+    if code == 253:
+        return lambda g: g.scc.astype(U)
+    index = target.source(inst, code)
+    return lambda g: g.u[index]
+
+
+def write_scalar(target: Target, sdst: int, wide: bool = False) -> Callable[[Group, Array], None]:
+    """Write an SGPR (or an aligned pair); EXEC changes the lane mask."""
+    touches_exec = sdst >= EXEC
+    if wide:
+        if sdst & 1:
+            raise UnknownInstruction(f"odd destination pair s{sdst}")
+        pair = sdst // 2
+
+        def write_pair(g: Group, value: Array) -> None:
+            g.q[pair][...] = value
+            if touches_exec:
+                g.refresh()
+
+        return write_pair
+    index = target.vgprs + target.agprs + sdst
+
+    def write(g: Group, value: Array) -> None:
+        g.u[index][...] = value
+        if touches_exec:
+            g.refresh()
+
+    return write
+
+
+def compile_scalar(target: Target, inst: Instruction) -> Step:
+    """The function that executes a scalar instruction that does not branch."""
+    if inst.format == "SMEM":
+        return _load(target, inst)
+    if inst.format == "SOPC":
+        return _compare(target, inst)
+    if inst.format == "SOPK":
+        return _sopk(target, inst)
+    return _sop1(target, inst) if inst.format == "SOP1" else _sop2(target, inst)
+
+
+def _sop2(target: Target, inst: Instruction) -> Step:
+    if inst.name in SOP2:
+        letters, compute, wide = "uu", SOP2[inst.name], False
+    elif inst.name in SOP2_WIDE:
+        (letters, compute), wide = SOP2_WIDE[inst.name], True
+    else:
+        raise UnknownInstruction(f"{inst} is not implemented")
+    a, b = (operand(target, inst, inst[f"ssrc{k}"], letters[k]) for k in (0, 1))
+    write = write_scalar(target, inst["sdst"], wide)
+
+    def step(g: Group) -> None:
+        value, scc = compute(a(g), b(g), g.scc)
+        write(g, value)
+        if scc is not None:
+            g.scc[...] = scc
+
+    return step
+
+
+def _sop1(target: Target, inst: Instruction) -> Step:
+    name, sdst = inst.name, inst["sdst"]
+    if name.endswith("_saveexec_b64"):
+        return _save_exec(target, inst, SAVEEXEC[name.split("_")[1]])
+    if name in ("s_cmov_b32", "s_cmov_b64"):
+        letter = "U" if name.endswith("64") else "u"
+        get, old = operand(target, inst, inst["ssrc0"], letter), operand(target, inst, sdst, letter)
+        write = write_scalar(target, sdst, letter == "U")
+        return lambda g: write(g, np.where(g.scc, get(g), old(g)))
+    if name in ("s_bitset0_b32", "s_bitset1_b32"):
+        bit, old = operand(target, inst, inst["ssrc0"]), operand(target, inst, sdst)
+        write = write_scalar(target, sdst)
+        if name == "s_bitset1_b32":
+            return lambda g: write(g, old(g) | U(1) << (bit(g) & U(31)))
+        return lambda g: write(g, old(g) & ~(U(1) << (bit(g) & U(31))))
+    if name == "s_getpc_b64":
+        write = write_scalar(target, sdst, True)
+        return lambda g: write(g, np.array([[g.memory.code_base + inst.pc + 4]], U64))
+    if name not in SOP1:
+        raise UnknownInstruction(f"{inst} is not implemented")
+    source, destination, compute = SOP1[name]
+    a, write = operand(target, inst, inst["ssrc0"], source), write_scalar(target, sdst, destination == "U")
+    if name == "s_mov_b32":
+        return lambda g: write(g, a(g))
+
+    def step(g: Group) -> None:
+        value, scc = compute(a(g))
+        write(g, value)
+        if scc is not None:
+            g.scc[...] = scc
+
+    return step
+
+
+def _save_exec(target: Target, inst: Instruction, combine: Callable[[Array, Array], Array]) -> Step:
+    a, sdst = operand(target, inst, inst["ssrc0"], "U"), inst["sdst"]
+    write, write_exec = write_scalar(target, sdst, True), write_scalar(target, EXEC, True)
+
+    def step(g: Group) -> None:
+        old = g.q[EXEC // 2].copy()
+        new = combine(a(g), old)
+        write(g, old)
+        write_exec(g, new)
+        g.scc[...] = new != 0
+
+    return step
+
+
+def _compare(target: Target, inst: Instruction) -> Step:
+    if inst.name.startswith("s_bitcmp"):
+        a, b = operand(target, inst, inst["ssrc0"]), operand(target, inst, inst["ssrc1"])
+        if not inst.name.endswith("b32"):
+            raise UnknownInstruction(f"{inst} is not implemented")
+        wanted = U(inst.name[8] == "1")
+
+        def bit(g: Group) -> None:
+            g.scc[...] = (a(g) >> (b(g) & U(31)) & U(1)) == wanted
+
+        return bit
+    match = _CMP.match(inst.name)
+    if match is None:
+        raise UnknownInstruction(f"{inst} is not implemented")
+    letter = "U" if match[4] == "64" else "u"
+    a, b = operand(target, inst, inst["ssrc0"], letter), operand(target, inst, inst["ssrc1"], letter)
+    test = COMPARE[match[2]]
+    if match[3] == "i":
+
+        def signed(g: Group) -> None:
+            g.scc[...] = test(a(g).view(I32), b(g).view(I32))
+
+        return signed
+
+    def step(g: Group) -> None:
+        g.scc[...] = test(a(g), b(g))
+
+    return step
+
+
+def _sopk(target: Target, inst: Instruction) -> Step:
+    name, sdst = inst.name, inst["sdst"]
+    unsigned = inst["simm16"]
+    signed = unsigned - 0x10000 if unsigned & 0x8000 else unsigned
+    constant = np.array([[signed]], I32).view(U)
+    if name.startswith("s_cmpk"):
+        match = _CMP.match(name)
+        if match is None:
+            raise UnknownInstruction(f"{inst} is not implemented")
+        value, test = operand(target, inst, sdst), COMPARE[match[2]]
+        limit = constant.view(I32) if match[3] == "i" else np.array([[unsigned]], U)
+        view = I32 if match[3] == "i" else U
+
+        def compare(g: Group) -> None:
+            g.scc[...] = test(value(g).view(view), limit)
+
+        return compare
+    write, old = write_scalar(target, sdst), operand(target, inst, sdst)
+    if name == "s_movk_i32":
+        return lambda g: write(g, constant)
+    if name == "s_cmovk_i32":
+        return lambda g: write(g, np.where(g.scc, constant, old(g)))
+    if name == "s_mulk_i32":
+        return lambda g: write(g, old(g) * constant)
+    if name == "s_addk_i32":
+        add = _signed(1)
+
+        def step(g: Group) -> None:
+            out, overflow = add(old(g), constant, g.scc)
+            write(g, out)
+            g.scc[...] = overflow
+
+        return step
+    raise UnknownInstruction(f"{inst} is not implemented")
+
+
+def _load(target: Target, inst: Instruction) -> Step:
+    """s_load_dword[x2..x16]: addresses are rounded down to dwords."""
+    name = inst.name
+    if name in ("s_dcache_inv", "s_dcache_wb", "s_dcache_inv_vol", "s_dcache_wb_vol"):
+        return lambda g: None
+    match = re.match(r"s_load_dword(x(\d+))?$", name)
+    if match is None:
+        raise UnknownInstruction(f"{inst} is not implemented")
+    count, base, sdst = int(match[2] or 1), inst["sbase"], inst["sdata"]
+    offset = 0
+    register = None
+    if inst["imm"]:
+        offset = inst["offset"] - (1 << 21 if inst["offset"] >> 20 & 1 else 0)
+        if inst["soffset_en"]:
+            register = inst["soffset"]
+    else:
+        register = inst["soffset"] if inst["soffset_en"] else inst["offset"] & 0x7F
+    extra = None if register is None else operand(target, inst, register)
+    ahead = 4 * np.arange(count, dtype=I64)
+    key = ("scalars", sdst, count)
+
+    def step(g: Group) -> None:
+        address = (g.q[base] & U64(0xFFFF_FFFF_FFFF)).astype(I64) + (offset - g.memory.BASE)
+        if extra is not None:
+            address = address + extra(g)
+        index = (address & ~3) + ahead
+        g.memory.check(index, 4)
+        g.view(key, lambda g: g.raw[:, sdst : sdst + count])[...] = g.memory.words.take(index >> 2)
+        if sdst + count > EXEC:
+            raise Fault(f"{inst}: scalar load into EXEC")
+
+    return step
