@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tinygrad.renderer.amd import _load_formats, _matches
-from tinygrad.renderer.amd.dsl import BitField, EnumBitField, FixedBitField
+from tinygrad.renderer.amd import _load_formats
+from tinygrad.renderer.amd.dsl import EnumBitField, FixedBitField
 
 MFMA_SCALE_PREFIX = 0xD3AC  # upper half of the first dword of v_mfma_ld_scale_b32
 _SUFFIX = re.compile(r"_(e32|e64)$")
@@ -43,47 +43,61 @@ class Instruction:
         return f"{self.name} ({self.format}{' ' + self.variant if self.variant else ''}) at {self.pc:#x}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Format:
-    cls: Any
     name: str
     variant: str
     size: int
+    fixed: tuple[tuple[int, int, int], ...]  # lowest bit, mask, required value
+    opcode: tuple[int, int]  # lowest bit, mask
+    names: dict[int, str]  # of the opcodes that this encoding has
     fields: tuple[tuple[str, int, int], ...]  # name, lowest bit, mask
-    op: Any
+
+    def matches(self, raw: int) -> bool:
+        low, mask = self.opcode
+        return raw >> low & mask in self.names and all(raw >> lo & m == value for lo, m, value in self.fixed)
 
 
 @functools.cache
 def _formats() -> tuple[_Format, ...]:
-    formats = []
-    for cls in _load_formats()["cdna"]:
-        fields, op = [], None
-        for name, field in cls._fields:
-            if isinstance(field, EnumBitField):
-                op = field
-            elif isinstance(field, BitField) and not isinstance(field, FixedBitField):
-                fields.append((name, field.lo, field.mask))
-        name, variant = cls.__name__, ""
-        for suffix in ("_SDWA_SDST", "_SDWA", "_DPP16"):
-            if name.endswith(suffix):
-                name, variant = name.removesuffix(suffix), suffix[1:5].removesuffix("_")
-                variant = "DPP16" if variant == "DPP1" else "SDWA"
-        name = name.removesuffix("_LIT")
-        top = max(f.hi for _, f in cls._fields)
-        formats.append(_Format(cls, name, variant, 4 * (top // 32 + 1), tuple(fields), op))
-    return tuple(formats)
+    """tinygrad's format tables in its order: specific encodings before the ones that would swallow them."""
+    return tuple(_format(cls) for cls in _load_formats()["cdna"])
 
 
-@functools.lru_cache(maxsize=1 << 14)
-def _match(first: int, data: bytes) -> _Format | None:
-    """The format of an instruction, found from its first dword (and the second where the format needs it)."""
-    scaled = first >> 16 == MFMA_SCALE_PREFIX
+def _format(cls: Any) -> _Format:
+    fixed, fields = [], []
+    opcode, names = (0, 0), {}
+    for name, bits in cls._fields:
+        if isinstance(bits, EnumBitField):
+            opcode = (bits.lo, bits.mask)
+            members = list(bits._enum) if bits.allowed is None else bits.allowed
+            names = {member.value: _SUFFIX.sub("", member.name.lower()) for member in members}
+        elif isinstance(bits, FixedBitField):
+            fixed.append((bits.lo, bits.mask, bits.default))
+        else:
+            fields.append((name, bits.lo, bits.mask))
+    name, variant = cls.__name__, ""
+    for suffix, kind, source in (("_SDWA_SDST", "SDWA", 0xF9), ("_SDWA", "SDWA", 0xF9), ("_DPP16", "DPP16", 0xFA)):
+        if name.endswith(suffix):
+            name, variant = name.removesuffix(suffix), kind
+            fixed.append((0, 0x1FF, source))
+            break
+    size = 4 * (max(bits.hi for _, bits in cls._fields) // 32 + 1)
+    return _Format(name.removesuffix("_LIT"), variant, size, tuple(fixed), opcode, names, tuple(fields))
+
+
+@functools.cache
+def _candidates(top: int, scaled: bool) -> tuple[_Format, ...]:
+    """Formats whose encoding bits agree with the upper nine bits of the first dword."""
+    out = []
     for fmt in _formats():
         # VOP3PX2 keeps its encoding in the *third* dword: tried on anything else it swallows an ordinary
         # instruction that happens to stand before an MFMA.
-        if (fmt.name == "VOP3PX2") == scaled and _matches(data, fmt.cls):
-            return fmt
-    return None
+        if (fmt.name == "VOP3PX2") == scaled and all(
+            top >> lo - 23 & mask == value for lo, mask, value in fmt.fixed if 23 <= lo < 32
+        ):
+            out.append(fmt)
+    return tuple(out)
 
 
 def _carries_literal(fmt: _Format, fields: dict[str, int], name: str) -> bool:
@@ -99,11 +113,12 @@ def decode(code: bytes, offset: int = 0, pc: int | None = None) -> Instruction:
     data = code[offset : offset + 16].ljust(16, b"\0")
     where = offset if pc is None else pc
     raw = int.from_bytes(data, "little")
-    fmt = _match(raw & 0xFFFFFFFF, data if raw >> 16 & 0xFFFF == MFMA_SCALE_PREFIX else data[:8] + bytes(8))
-    if fmt is None:
+    for fmt in _candidates(raw >> 23 & 0x1FF, raw >> 16 & 0xFFFF == MFMA_SCALE_PREFIX):
+        if fmt.matches(raw):
+            break
+    else:
         raise UnknownInstruction(f"no CDNA encoding matches {data[:8].hex()} at {where:#x}")
-    name = fmt.op.decode(raw >> fmt.op.lo & fmt.op.mask).name.lower()
-    name = _SUFFIX.sub("", name)
+    name = fmt.names[raw >> fmt.opcode[0] & fmt.opcode[1]]
     fields = {key: raw >> low & mask for key, low, mask in fmt.fields}
     literal, size = fields.pop("literal", None), fmt.size
     if literal is None and _carries_literal(fmt, fields, name):

@@ -79,7 +79,7 @@ class Float8:
 
     def _round(self, value: Array, saturate: bool) -> Array:
         nan, infinite = np.isnan(value), np.isinf(value)
-        magnitude = np.where(nan | infinite, 2.0**20, np.abs(value.astype(np.float64)))
+        magnitude = np.where(nan | infinite, np.float32(2.0**20), np.abs(value)).astype(np.float64)
         # Spacing of the format at this magnitude; np.rint rounds halves to even.
         exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, 1 - self.bias), 1 - self.bias)
         steps = np.rint(np.ldexp(magnitude, self.mantissa - exponent)).astype(np.int64)
