@@ -44,6 +44,7 @@ class Memory:
     BASE = 0x7F00_0000_0000  # below 2**48: kernels mask the upper half of addresses with 0xffff
 
     def __init__(self, size: int = 64 << 20) -> None:
+        size = (size + 15) // 16 * 16
         self.bytes: Array = np.zeros(size, np.uint8)
         self.words: Array = self.bytes.view(np.uint32)
         self.room: Array = np.zeros(size, np.uint8)  # valid bytes from here on, at most 255
