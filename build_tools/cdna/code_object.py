@@ -42,9 +42,13 @@ class Kernel:
 
     @property
     def mode(self) -> int:
-        """The MODE register at the start: FLOAT_MODE, DX10_CLAMP (bit 8), IEEE (9), FP16_OVFL (23)."""
+        """The MODE register at the start: FLOAT_MODE, DX10_CLAMP (bit 8), IEEE (9), FP16_OVFL
+        (23).
+        """
         bits = self.rsrc1
-        return self.float_mode | (bits >> 21 & 1) << 8 | (bits >> 23 & 1) << 9 | (bits >> 26 & 1) << 23
+        return (
+            self.float_mode | (bits >> 21 & 1) << 8 | (bits >> 23 & 1) << 9 | (bits >> 26 & 1) << 23
+        )
 
     @property
     def registers(self) -> int:
@@ -102,12 +106,21 @@ def unpack_msgpack(data: bytes, offset: int = 0) -> tuple[Any, int]:
         return {0xC0: None, 0xC2: False, 0xC3: True}[tag], offset
     if 0xCC <= tag <= 0xD3:
         width = 1 << (tag & 3)
-        return int.from_bytes(data[offset : offset + width], "big", signed=tag >= 0xD0), offset + width
+        return int.from_bytes(
+            data[offset : offset + width], "big", signed=tag >= 0xD0
+        ), offset + width
     count = {0x80: tag & 15, 0x90: tag & 15}.get(tag & 0xF0, tag & 31)
     kind = "map" if tag < 0x90 else "array" if tag < 0xA0 else "str"
     if tag >= 0xC0:
-        kind, width = {0xD9: ("str", 1), 0xDA: ("str", 2), 0xDB: ("str", 4), 0xDC: ("array", 2),
-                       0xDD: ("array", 4), 0xDE: ("map", 2), 0xDF: ("map", 4)}[tag]  # fmt: skip
+        kind, width = {
+            0xD9: ("str", 1),
+            0xDA: ("str", 2),
+            0xDB: ("str", 4),
+            0xDC: ("array", 2),
+            0xDD: ("array", 4),
+            0xDE: ("map", 2),
+            0xDF: ("map", 4),
+        }[tag]
         count = int.from_bytes(data[offset : offset + width], "big")
         offset += width
     if kind == "str":
@@ -139,9 +152,13 @@ def parse(blob: bytes, arch: str | None = None) -> CodeObject:
     if blob[:4] != b"\x7fELF":
         raise ValueError("not an ELF file")
     program_offset, section_offset, flags = struct.unpack_from("<QQI", blob, 32)
-    program_size, programs, section_size, sections, name_section = struct.unpack_from("<HHHHH", blob, 54)
-    headers = [struct.unpack_from("<IIQQQQIIQQ", blob, section_offset + i * section_size)
-               for i in range(sections)]  # fmt: skip
+    program_size, programs, section_size, sections, name_section = struct.unpack_from(
+        "<HHHHH", blob, 54
+    )
+    headers = [
+        struct.unpack_from("<IIQQQQIIQQ", blob, section_offset + i * section_size)
+        for i in range(sections)
+    ]
     names = headers[name_section][4]
     by_name = {_string(blob, names + h[0]): h for h in headers}
     segments = []
@@ -188,8 +205,21 @@ def _descriptor(name: str, address: int, segments: list[tuple[int, bytes]]) -> K
             at = address - base
             lds, scratch, kernarg = struct.unpack_from("<III", content, at)
             (entry,) = struct.unpack_from("<q", content, at + 16)
-            rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from("<IIIHH", content, at + 44)
-            return Kernel(name, address + entry, lds, scratch, kernarg, rsrc1, rsrc2, rsrc3, properties, preload)
+            rsrc3, rsrc1, rsrc2, properties, preload = struct.unpack_from(
+                "<IIIHH", content, at + 44
+            )
+            return Kernel(
+                name,
+                address + entry,
+                lds,
+                scratch,
+                kernarg,
+                rsrc1,
+                rsrc2,
+                rsrc3,
+                properties,
+                preload,
+            )
     raise ValueError(f"kernel descriptor of {name} lies in no segment")
 
 

@@ -1,7 +1,8 @@
-"""HIP -> code object for gfx942 or gfx950, with the clang of PyPI's `ziglang` and a device-only HIP header.
+"""HIP -> code object for gfx942 or gfx950, with the clang of PyPI's `ziglang` and a device-only HIP
+header.
 
-No ROCm is needed, and none of its device library is linked: what a kernel calls has to come from clang builtins
-or from hip_shim/.
+No ROCm is needed, and none of its device library is linked: what a kernel calls has to come from
+clang builtins or from hip_shim/.
 """
 
 from __future__ import annotations
@@ -18,8 +19,18 @@ from .code_object import CodeObject, parse
 
 ARCHES = ("gfx942", "gfx950")
 SHIM = Path(__file__).parent / "hip_shim"
-HIP_FLAGS = ("-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-std=c++17", "-O3", f"-I{SHIM}",
-             "-Wno-unused-command-line-argument", "-fno-lto")  # fmt: skip
+HIP_FLAGS = (
+    "-x",
+    "hip",
+    "--cuda-device-only",
+    "-nogpulib",
+    "-nogpuinc",
+    "-std=c++17",
+    "-O3",
+    f"-I{SHIM}",
+    "-Wno-unused-command-line-argument",
+    "-fno-lto",
+)
 
 
 class CompileError(Exception):
@@ -57,14 +68,25 @@ def compile_hip(
         else:
             path = source
         assembly = work / "kernel.s"
-        _zig("clang", *HIP_FLAGS, f"--offload-arch={arch}", *flags, "-S", "-o", str(assembly), str(path))
+        _zig(
+            "clang",
+            *HIP_FLAGS,
+            f"--offload-arch={arch}",
+            *flags,
+            "-S",
+            "-o",
+            str(assembly),
+            str(path),
+        )
         if keep_assembly is not None:
             keep_assembly.write_bytes(assembly.read_bytes())
         return parse(_assemble(assembly, arch, work), arch)
 
 
 def assemble(text: str, arch: str) -> bytes:
-    """The bytes of .text for some assembly, without linking: an encoder that shares nothing with the decoder."""
+    """The bytes of .text for some assembly, without linking: an encoder that shares nothing with
+    the decoder.
+    """
     with tempfile.TemporaryDirectory(prefix="cdna-") as folder:
         work = Path(folder)
         source = work / "text.s"

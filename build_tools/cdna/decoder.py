@@ -1,7 +1,8 @@
-"""Machine code -> `Instruction`, on top of the tables in PyPI's tinygrad (made from AMD's machine-readable ISA).
+"""Machine code -> `Instruction`, on top of the tables in PyPI's tinygrad (made from AMD's
+machine-readable ISA).
 
-Only tinygrad's format tables are used (bit positions and opcode names), not its objects: an `Instruction`
-holds raw field values under the names of AMD's ISA document.
+Only tinygrad's format tables are used (bit positions and opcode names), not its objects: an
+`Instruction` holds raw field values under the names of AMD's ISA document.
 """
 
 from __future__ import annotations
@@ -55,12 +56,16 @@ class _Format:
 
     def matches(self, raw: int) -> bool:
         low, mask = self.opcode
-        return raw >> low & mask in self.names and all(raw >> lo & m == value for lo, m, value in self.fixed)
+        return raw >> low & mask in self.names and all(
+            raw >> lo & m == value for lo, m, value in self.fixed
+        )
 
 
 @functools.cache
 def _formats() -> tuple[_Format, ...]:
-    """tinygrad's format tables in its order: specific encodings before the ones that would swallow them."""
+    """tinygrad's format tables in its order: specific encodings before the ones that would swallow
+    them.
+    """
     return tuple(_format(cls) for cls in _load_formats()["cdna"])
 
 
@@ -77,13 +82,19 @@ def _format(cls: Any) -> _Format:
         else:
             fields.append((name, bits.lo, bits.mask))
     name, variant = cls.__name__, ""
-    for suffix, kind, source in (("_SDWA_SDST", "SDWA", 0xF9), ("_SDWA", "SDWA", 0xF9), ("_DPP16", "DPP16", 0xFA)):
+    for suffix, kind, source in (
+        ("_SDWA_SDST", "SDWA", 0xF9),
+        ("_SDWA", "SDWA", 0xF9),
+        ("_DPP16", "DPP16", 0xFA),
+    ):
         if name.endswith(suffix):
             name, variant = name.removesuffix(suffix), kind
             fixed.append((0, 0x1FF, source))
             break
     size = 4 * (max(bits.hi for _, bits in cls._fields) // 32 + 1)
-    return _Format(name.removesuffix("_LIT"), variant, size, tuple(fixed), opcode, names, tuple(fields))
+    return _Format(
+        name.removesuffix("_LIT"), variant, size, tuple(fixed), opcode, names, tuple(fields)
+    )
 
 
 @functools.cache
@@ -91,8 +102,8 @@ def _candidates(top: int, scaled: bool) -> tuple[_Format, ...]:
     """Formats whose encoding bits agree with the upper nine bits of the first dword."""
     out = []
     for fmt in _formats():
-        # VOP3PX2 keeps its encoding in the *third* dword: tried on anything else it swallows an ordinary
-        # instruction that happens to stand before an MFMA.
+        # VOP3PX2 keeps its encoding in the *third* dword: tried on anything else it swallows an
+        # ordinary instruction that happens to stand before an MFMA.
         if (fmt.name == "VOP3PX2") == scaled and all(
             top >> lo - 23 & mask == value for lo, mask, value in fmt.fixed if 23 <= lo < 32
         ):
@@ -129,7 +140,9 @@ def decode(code: bytes, offset: int = 0, pc: int | None = None) -> Instruction:
 
 
 def sweep(code: bytes, base: int = 0) -> Iterator[Instruction | UnknownInstruction]:
-    """Decode from the first byte to the last; what cannot be decoded is yielded as the error and skipped."""
+    """Decode from the first byte to the last; what cannot be decoded is yielded as the error and
+    skipped.
+    """
     offset = 0
     while offset + 4 <= len(code):
         try:

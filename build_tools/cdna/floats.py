@@ -1,7 +1,9 @@
-"""Number formats: float8 in both families, float4, bfloat16, exact float32 multiply-add, denormal flushing.
+"""Number formats: float8 in both families, float4, bfloat16, exact float32 multiply-add, denormal
+flushing.
 
-Formats: OCP "8-bit Floating Point Specification (OFP8)" for e4m3fn/e5m2 (gfx950), AMD CDNA3 ISA section 7 for the
-"FNUZ" ones (gfx942): exponent bias one higher, no infinities, no negative zero, one NaN (0x80).
+Formats: OCP "8-bit Floating Point Specification (OFP8)" for e4m3fn/e5m2 (gfx950), AMD CDNA3 ISA
+section 7 for the "FNUZ" ones (gfx942): exponent bias one higher, no infinities, no negative zero,
+one NaN (0x80).
 """
 
 from __future__ import annotations
@@ -63,10 +65,11 @@ class Float8:
     def encode(self, value: Array, saturate: bool = False) -> Array:
         """uint32 codes of float32 values: round to nearest even, denormals included.
 
-        Overflow gives NaN (infinity in e5m2), or the largest finite value when MODE.FP16_OVFL asks to saturate.
+        Overflow gives NaN (infinity in e5m2), or the largest finite value when MODE.FP16_OVFL asks
+        to saturate.
         """
-        # The upper half of a float32 and whether anything lies below it decide the code: 7 fraction bits hold
-        # the result's and the rounding bit, the rest is sticky.
+        # The upper half of a float32 and whether anything lies below it decide the code: 7 fraction
+        # bits hold the result's and the rounding bit, the rest is sticky.
         bits = np.ascontiguousarray(value).view(np.uint32)
         sticky = (bits & np.uint32(0xFFFF)) != 0
         return self._codes[saturate].take(bits >> np.uint32(16) << np.uint32(1) | sticky)
@@ -81,11 +84,15 @@ class Float8:
         nan, infinite = np.isnan(value), np.isinf(value)
         magnitude = np.where(nan | infinite, np.float32(2.0**20), np.abs(value)).astype(np.float64)
         # Spacing of the format at this magnitude; np.rint rounds halves to even.
-        exponent = np.where(magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, 1 - self.bias), 1 - self.bias)
+        exponent = np.where(
+            magnitude > 0, np.maximum(np.frexp(magnitude)[1] - 1, 1 - self.bias), 1 - self.bias
+        )
         steps = np.rint(np.ldexp(magnitude, self.mantissa - exponent)).astype(np.int64)
         code = steps + (exponent + self.bias - 1 << self.mantissa)
         # Saturating, an infinity stays one where the format has it.
-        overflow = np.where(infinite | np.bool_(not saturate), 0x7C if self.infinity else self.nan, self.largest)
+        overflow = np.where(
+            infinite | np.bool_(not saturate), 0x7C if self.infinity else self.nan, self.largest
+        )
         if saturate and not self.infinity:
             overflow = np.full_like(overflow, self.largest)
         code = np.where(nan, self.nan, np.where(code > self.largest, overflow, code))
@@ -95,9 +102,17 @@ class Float8:
         return (code | sign).astype(np.uint32)
 
 
-E4M3 = {"gfx942": Float8("e4m3fnuz", 3, 8, True, False), "gfx950": Float8("e4m3fn", 3, 7, False, False)}
-E5M2 = {"gfx942": Float8("e5m2fnuz", 2, 16, True, False), "gfx950": Float8("e5m2", 2, 15, False, True)}
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # OCP MX float4
+E4M3 = {
+    "gfx942": Float8("e4m3fnuz", 3, 8, True, False),
+    "gfx950": Float8("e4m3fn", 3, 7, False, False),
+}
+E5M2 = {
+    "gfx942": Float8("e5m2fnuz", 2, 16, True, False),
+    "gfx950": Float8("e5m2", 2, 15, False, True),
+}
+E2M1 = np.array(
+    [0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32
+)  # OCP MX float4
 
 
 def widen_bf16(bits: Array) -> Array:
@@ -122,9 +137,10 @@ def flush(value: Array) -> Array:
 def fma32(a: Array, b: Array, c: Array) -> Array:
     """float32 fused multiply-add with one rounding.
 
-    The product of two float32 is exact in float64, the sum is not; rounding it again to float32 is wrong only
-    where the float64 sum is inexact and looks like a tie, that is, where its low 28 bits are zero. There the
-    sum is first rounded to odd (Boldo & Melquiond, "Emulation of FMA and correctly rounded sums", 2008).
+    The product of two float32 is exact in float64, the sum is not; rounding it again to float32 is
+    wrong only where the float64 sum is inexact and looks like a tie, that is, where its low 28 bits
+    are zero. There the sum is first rounded to odd (Boldo & Melquiond, "Emulation of FMA and
+    correctly rounded sums", 2008).
     """
     product = a.astype(np.float64) * b
     total = product + c

@@ -1,7 +1,7 @@
 """Run a kernel of a code object over a grid: arguments, initial registers, work-groups in batches.
 
-Initial state: LLVM's "User Guide for AMDGPU Backend", "Initial Kernel Execution State", for gfx942/gfx950
-(architected flat scratch, work-item ids packed into v0).
+Initial state: LLVM's "User Guide for AMDGPU Backend", "Initial Kernel Execution State", for
+gfx942/gfx950 (architected flat scratch, work-item ids packed into v0).
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from .state import EXEC, LANES, POISON, Array, Batch, Fault, Memory, Mode, Where
 Dim = int | Sequence[int]
 WAVES_AT_ONCE = 64  # one numpy operation serves at most so many waves
 
-_programs: weakref.WeakKeyDictionary[CodeObject, dict[tuple[int, int, int], Program]] = weakref.WeakKeyDictionary()
+_programs: weakref.WeakKeyDictionary[CodeObject, dict[tuple[int, int, int], Program]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 @dataclass
@@ -47,7 +49,9 @@ def program_for(code: CodeObject, kernel: Kernel, schedule: Schedule) -> Program
 
 
 def load_code(code: CodeObject, memory: Memory) -> None:
-    """Map the segments into memory (kernels read constants through s_getpc) and apply relocations."""
+    """Map the segments into memory (kernels read constants through s_getpc) and apply
+    relocations.
+    """
     low = min(address for address, _ in code.segments)
     high = max(address + len(content) for address, content in code.segments)
     start = memory.allocate(high - low, "code object", 4096)
@@ -57,7 +61,9 @@ def load_code(code: CodeObject, memory: Memory) -> None:
         memory.bytes[at : at + len(content)] = np.frombuffer(content, np.uint8)
     for where, addend in code.relocations:
         at = memory.code_base + where - memory.BASE
-        memory.bytes[at : at + 8] = np.frombuffer(struct.pack("<Q", memory.code_base + addend), np.uint8)
+        memory.bytes[at : at + 8] = np.frombuffer(
+            struct.pack("<Q", memory.code_base + addend), np.uint8
+        )
 
 
 def _three(dim: Dim) -> tuple[int, int, int]:
@@ -100,8 +106,17 @@ def run_kernel(
     with np.errstate(all="ignore"):
         for first in range(0, total, at_once):
             ids = np.arange(first, min(first + at_once, total))
-            batch = Batch(len(ids), waves, kernel.vgprs, kernel.agprs, kernel.lds_bytes + dynamic_lds, memory,
-                          program.constants, kernel.scratch_bytes, poison)  # fmt: skip
+            batch = Batch(
+                len(ids),
+                waves,
+                kernel.vgprs,
+                kernel.agprs,
+                kernel.lds_bytes + dynamic_lds,
+                memory,
+                program.constants,
+                kernel.scratch_bytes,
+                poison,
+            )
             _initial_registers(batch, kernel, user, ids, groups, threads)
             if find_races:
                 batch.races = RaceFinder(batch)
@@ -115,16 +130,30 @@ def run_kernel(
 def _user_registers(
     kernel: Kernel, kernarg: int, memory: Memory, groups: tuple[int, ...], threads: tuple[int, ...]
 ) -> list[int]:
-    """User SGPRs in the order of the enable bits. Kernel argument preloading is not done: code that uses it
-    starts with loads for firmware that does not know it, and those are executed."""
+    """User SGPRs in the order of the enable bits. Kernel argument preloading is not done: code that
+    uses it starts with loads for firmware that does not know it, and those are executed.
+    """
     out: list[int] = []
     properties = kernel.properties
     if properties & 1:
-        raise Fault(f"{kernel.name} wants a private segment buffer, which gfx942 and gfx950 do not have")
+        raise Fault(
+            f"{kernel.name} wants a private segment buffer, which gfx942 and gfx950 do not have"
+        )
     if properties & 2:
         sizes = [g * t for g, t in zip(groups, threads, strict=True)]
-        packet = struct.pack("<HH3HH3III3Q", 0, 3, *threads, 0, *sizes, kernel.scratch_bytes, kernel.lds_bytes, 0,
-                             kernarg, 0)  # fmt: skip
+        packet = struct.pack(
+            "<HH3HH3III3Q",
+            0,
+            3,
+            *threads,
+            0,
+            *sizes,
+            kernel.scratch_bytes,
+            kernel.lds_bytes,
+            0,
+            kernarg,
+            0,
+        )
         address = memory.put(np.frombuffer(packet.ljust(64, b"\0"), np.uint8), "dispatch packet")
         out += [address & 0xFFFFFFFF, address >> 32]
     if properties & 4:
@@ -139,7 +168,12 @@ def _user_registers(
 
 
 def _initial_registers(
-    batch: Batch, kernel: Kernel, user: list[int], ids: Array, groups: tuple[int, ...], threads: tuple[int, ...]
+    batch: Batch,
+    kernel: Kernel,
+    user: list[int],
+    ids: Array,
+    groups: tuple[int, ...],
+    threads: tuple[int, ...],
 ) -> None:
     waves = batch.waves_per_group
     batch.scalar[:, : len(user)] = user
@@ -154,20 +188,31 @@ def _initial_registers(
             batch.scalar[:, where] = value
             where += 1
     thread = (np.arange(batch.waves) % waves)[:, None] * LANES + np.arange(LANES)
-    x, y, z = thread % threads[0], thread // threads[0] % threads[1], thread // (threads[0] * threads[1])
+    x, y, z = (
+        thread % threads[0],
+        thread // threads[0] % threads[1],
+        thread // (threads[0] * threads[1]),
+    )
     batch.vector[0] = x | y << 10 | z << 20
     active = thread < threads[0] * threads[1] * threads[2]
-    batch.scalar[:, EXEC : EXEC + 2] = np.packbits(active, axis=1, bitorder="little").view(np.uint32)
+    batch.scalar[:, EXEC : EXEC + 2] = np.packbits(active, axis=1, bitorder="little").view(
+        np.uint32
+    )
 
 
 # ---- launching with ordinary arguments
 
 
 def pack_arguments(
-    code: CodeObject, kernel: Kernel, grid: Dim, block: Dim, values: Sequence[int | float | np.generic],
+    code: CodeObject,
+    kernel: Kernel,
+    grid: Dim,
+    block: Dim,
+    values: Sequence[int | float | np.generic],
     dynamic_lds: int = 0,
-) -> bytes:  # fmt: skip
-    """The kernel argument block from the metadata: explicit arguments, then the hidden ones HIP code may read.
+) -> bytes:
+    """The kernel argument block from the metadata: explicit arguments, then the hidden ones HIP
+    code may read.
 
     Pointers are addresses. Python floats become float32, unless the metadata says eight bytes.
     """
@@ -177,8 +222,10 @@ def pack_arguments(
     groups, threads = _three(grid), _three(block)
     hidden = {f"hidden_block_count_{d}": groups[k] for k, d in enumerate("xyz")}
     hidden |= {f"hidden_group_size_{d}": threads[k] for k, d in enumerate("xyz")}
-    hidden |= {"hidden_grid_dims": 1 + (groups[1] * threads[1] > 1) + (groups[2] * threads[2] > 1),
-               "hidden_dynamic_lds_size": dynamic_lds}  # fmt: skip
+    hidden |= {
+        "hidden_grid_dims": 1 + (groups[1] * threads[1] > 1) + (groups[2] * threads[2] > 1),
+        "hidden_dynamic_lds_size": dynamic_lds,
+    }
     explicit = [a for a in arguments if not a[".value_kind"].startswith("hidden_")]
     if len(explicit) != len(values):
         raise ValueError(f"{kernel.name} takes {len(explicit)} arguments, got {len(values)}")
@@ -215,13 +262,16 @@ def launch(
     dynamic_lds: int = 0,
     **options: Any,
 ) -> Statistics:
-    """Run a kernel on numpy arrays: arrays are copied in and, if writeable, copied back; the rest are scalars.
+    """Run a kernel on numpy arrays: arrays are copied in and, if writeable, copied back; the rest
+    are scalars.
 
     `options` are those of run_kernel (schedule, find_races, poison, waves_at_once).
     """
     kernel = code.kernel(name)
     arrays = [a for a in arguments if isinstance(a, np.ndarray)]
-    needed = sum(a.nbytes + 3 * 4096 for a in arrays) + sum(len(s) for _, s in code.segments) + (1 << 20)
+    needed = (
+        sum(a.nbytes + 3 * 4096 for a in arrays) + sum(len(s) for _, s in code.segments) + (1 << 20)
+    )
     memory = Memory(memory_size or needed)
     values: list[Any] = []
     placed: list[tuple[Array, int]] = []
@@ -233,7 +283,9 @@ def launch(
         else:
             values.append(argument)
     block_of_arguments = pack_arguments(code, kernel, grid, block, values, dynamic_lds)
-    kernarg = memory.put(np.frombuffer(block_of_arguments or bytes(8), np.uint8), "kernel arguments")
+    kernarg = memory.put(
+        np.frombuffer(block_of_arguments or bytes(8), np.uint8), "kernel arguments"
+    )
     out = run_kernel(code, kernel, grid, block, kernarg, memory, dynamic_lds=dynamic_lds, **options)
     for array, address in placed:
         if array.flags.writeable:

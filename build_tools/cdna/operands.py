@@ -1,7 +1,7 @@
 """Source and destination operands: from the numbers in an instruction to functions on a `Group`.
 
-Operand types are letters: u i f 32-bit unsigned, signed, float; h j k 16-bit float, unsigned, signed;
-U I d 64-bit unsigned, signed, float; m one bit per lane from a scalar register pair.
+Operand types are letters: u i f 32-bit unsigned, signed, float; h j k 16-bit float, unsigned,
+signed; U I d 64-bit unsigned, signed, float; m one bit per lane from a scalar register pair.
 """
 
 from __future__ import annotations
@@ -20,12 +20,28 @@ Step = Callable[[Group], None]
 Getter = Callable[[Group], Array]
 
 DTYPES: dict[str, Any] = {
-    "u": np.uint32, "i": np.int32, "f": np.float32, "h": np.float16, "j": np.uint16, "k": np.int16,
-    "U": np.uint64, "I": np.int64, "d": np.float64,
-}  # fmt: skip
+    "u": np.uint32,
+    "i": np.int32,
+    "f": np.float32,
+    "h": np.float16,
+    "j": np.uint16,
+    "k": np.int16,
+    "U": np.uint64,
+    "I": np.int64,
+    "d": np.float64,
+}
 FLOATS = "fhd"
-INLINE_FLOATS = {240: 0.5, 241: -0.5, 242: 1.0, 243: -1.0, 244: 2.0, 245: -2.0, 246: 4.0, 247: -4.0,
-                 248: 0.15915494309189535}  # fmt: skip
+INLINE_FLOATS = {
+    240: 0.5,
+    241: -0.5,
+    242: 1.0,
+    243: -1.0,
+    244: 2.0,
+    245: -2.0,
+    246: 4.0,
+    247: -4.0,
+    248: 0.15915494309189535,
+}
 
 
 def inline_integer(code: int) -> int | None:
@@ -38,7 +54,9 @@ def inline_integer(code: int) -> int | None:
 
 
 def constant_table(literals: list[int]) -> Array:
-    """uint32 values of operand codes 128.. as float32/int32 operations see them, then the literals."""
+    """uint32 values of operand codes 128.. as float32/int32 operations see them, then the
+    literals.
+    """
     table = np.zeros(LITERALS - 128 + len(literals), np.uint32)
     for code in range(128, 209):
         table[code - 128] = (inline_integer(code) or 0) & 0xFFFFFFFF
@@ -50,7 +68,9 @@ def constant_table(literals: list[int]) -> Array:
 
 @dataclass
 class Target:
-    """What instructions are compiled for: the chip, the registers of the kernel, and the wave's mode."""
+    """What instructions are compiled for: the chip, the registers of the kernel, and the wave's
+    mode.
+    """
 
     arch: str
     vgprs: int
@@ -62,13 +82,17 @@ class Target:
         """Operand index of a vector register, checked against what the kernel declares."""
         if register + count > (self.agprs if agpr else self.vgprs):
             kind, limit = ("a", self.agprs) if agpr else ("v", self.vgprs)
-            raise Fault(f"{kind}{register + count - 1} is beyond the {limit} registers the kernel declares")
+            raise Fault(
+                f"{kind}{register + count - 1} is beyond the {limit} registers the kernel declares"
+            )
         return register + (self.vgprs if agpr else 0)
 
-    def source(self, inst: Instruction, code: int, slot: int = 0, count: int = 1, agpr: int = 0) -> int:
+    def source(
+        self, inst: Instruction, code: int, slot: int = 0, count: int = 1, agpr: int = 0
+    ) -> int:
         """Operand index of source code `code`, with s_set_gpr_idx applied (slot 0, 1, 2)."""
         if code >= 256:
-            moved = self.mode.index if self.mode.index_mode >> slot & 1 else 0
+            moved = self.mode.index_by if self.mode.index_mode >> slot & 1 else 0
             return self.vector(code - 256 + moved, count, agpr)
         base = self.vgprs + self.agprs
         if code == 255:
@@ -80,7 +104,7 @@ class Target:
         raise UnknownInstruction(f"{inst}: source operand {code} is not implemented")
 
     def destination(self, register: int, count: int = 1, agpr: int = 0) -> int:
-        moved = self.mode.index if self.mode.index_mode & 8 else 0
+        moved = self.mode.index_by if self.mode.index_mode & 8 else 0
         return self.vector(register + moved, count, agpr)
 
 
@@ -101,7 +125,9 @@ def _constant(code: int, letter: str, literal: int | None) -> Array | None:
         if letter == "d":
             bits = literal << 32
         elif dtype.itemsize == 8 and literal >> 31:
-            raise UnknownInstruction(f"64-bit operation with literal {literal:#x}: its extension is ambiguous")
+            raise UnknownInstruction(
+                f"64-bit operation with literal {literal:#x}: its extension is ambiguous"
+            )
         else:
             bits = literal & (1 << 8 * dtype.itemsize) - 1
     elif code in INLINE_FLOATS:
@@ -150,12 +176,20 @@ def lane_mask_getter(target: Target, inst: Instruction, code: int) -> Getter:
     value = inline_integer(code)
     if value is None:
         raise UnknownInstruction(f"{inst}: lane mask operand {code} is not implemented")
-    bits = (np.uint64(value & 0xFFFFFFFFFFFFFFFF) >> np.arange(64, dtype=np.uint64) & np.uint64(1)).astype(bool)
+    bits = (
+        np.uint64(value & 0xFFFFFFFFFFFFFFFF) >> np.arange(64, dtype=np.uint64) & np.uint64(1)
+    ).astype(bool)
     return lambda g: np.broadcast_to(bits, (g.n, 64))
 
 
 def source_getter(
-    target: Target, inst: Instruction, code: int, letter: str, slot: int, high: int = 0, agpr: int = 0
+    target: Target,
+    inst: Instruction,
+    code: int,
+    letter: str,
+    slot: int,
+    high: int = 0,
+    agpr: int = 0,
 ) -> Getter:
     """An operand of the given type without modifiers."""
     if letter == "m":
@@ -194,10 +228,12 @@ def write_lane_mask(sdst: int) -> Callable[[Group, Array], None]:
     return write
 
 
-def writer(target: Target, register: int, letter: str, high: int = 0, keep: bool = False) -> Callable[
-    [Group, Array], None
-]:  # fmt: skip
-    """Write a result of the given type under EXEC. 16-bit results clear the other half unless `keep`."""
+def writer(
+    target: Target, register: int, letter: str, high: int = 0, keep: bool = False
+) -> Callable[[Group, Array], None]:
+    """Write a result of the given type under EXEC. 16-bit results clear the other half unless
+    `keep`.
+    """
     if letter in "UId":
         low = target.destination(register, 2)
 
@@ -244,5 +280,16 @@ def writer(target: Target, register: int, letter: str, high: int = 0, keep: bool
     return write_float if dtype is np.float32 else write
 
 
-__all__ = ["VCC", "Getter", "Step", "Target", "constant_table", "inline_integer", "lane_mask_getter",
-           "source_getter", "wide_getter", "write_lane_mask", "writer"]  # fmt: skip
+__all__ = [
+    "VCC",
+    "Getter",
+    "Step",
+    "Target",
+    "constant_table",
+    "inline_integer",
+    "lane_mask_getter",
+    "source_getter",
+    "wide_getter",
+    "write_lane_mask",
+    "writer",
+]

@@ -1,5 +1,6 @@
-"""A kernel's code, compiled lazily into blocks of Python functions, and the instructions that change where a
-wave stands: branches, barriers, the end, and changes of mode."""
+"""A kernel's code, compiled lazily into blocks of Python functions, and the instructions that
+change where a wave stands: branches, barriers, the end, and changes of mode.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +11,32 @@ from operator import length_hint
 
 import numpy as np
 
+from .buffers import compile_buffer
 from .code_object import CodeObject
 from .decoder import Instruction, UnknownInstruction, sweep
+from .lds import compile_lds
 from .matrix import compile_matrix
 from .memory import compile_memory
 from .operands import Step, Target, constant_table
+from .packed import compile_packed
 from .scalar import compile_scalar, operand, write_scalar
 from .state import EXEC, M0, VCC, Array, Batch, Fault, Group, Mode, Where
 from .vector import compile_vector
 
-NO_OPS = {"s_nop", "s_waitcnt", "s_sleep", "s_setprio", "s_icache_inv", "s_sethalt", "s_wakeup", "s_sendmsg",
-          "s_incperflevel", "s_decperflevel", "s_ttracedata", "s_inst_prefetch"}  # fmt: skip
+NO_OPS = {
+    "s_nop",
+    "s_waitcnt",
+    "s_sleep",
+    "s_setprio",
+    "s_icache_inv",
+    "s_sethalt",
+    "s_wakeup",
+    "s_sendmsg",
+    "s_incperflevel",
+    "s_decperflevel",
+    "s_ttracedata",
+    "s_inst_prefetch",
+}
 MODE_REGISTER = 1  # hwreg(HW_REG_MODE)
 Next = Where | list[Where]
 
@@ -41,14 +57,22 @@ class Block:
 
 
 def compile_step(target: Target, inst: Instruction) -> Step:
-    """The function for an instruction that does not change control flow; raises UnknownInstruction."""
+    """The function for an instruction that does not change control flow; raises
+    UnknownInstruction.
+    """
     fmt = inst.format
     if fmt in ("SOP1", "SOP2", "SOPC", "SOPK", "SMEM"):
         return compile_scalar(target, inst)
-    if fmt in ("DS", "GLOBAL", "FLAT", "SCRATCH", "MUBUF"):
+    if fmt == "DS":
+        return compile_lds(target, inst)
+    if fmt in ("GLOBAL", "FLAT", "SCRATCH"):
         return compile_memory(target, inst)
-    if fmt.startswith("VOP3P"):
+    if fmt == "MUBUF":
+        return compile_buffer(target, inst)
+    if "mfma" in inst.name:
         return compile_matrix(target, inst)
+    if fmt.startswith("VOP3P") and not inst.name.startswith("v_accvgpr"):
+        return compile_packed(target, inst)
     if fmt.startswith("VOP"):
         return compile_vector(target, inst)
     raise UnknownInstruction(f"{inst} is not implemented")
@@ -103,7 +127,9 @@ class Program:
                 break
             try:
                 then = compile_control(target, item, where.mode)
-                step = None if then is not None or item.name in NO_OPS else compile_step(target, item)
+                step = (
+                    None if then is not None or item.name in NO_OPS else compile_step(target, item)
+                )
             except (UnknownInstruction, Fault):
                 if not instructions:
                     raise  # only when it is reached, not when a block before it is compiled
@@ -176,7 +202,9 @@ _CONDITIONS: dict[str, Callable[[Group], list[bool]]] = {
 }
 
 
-def compile_control(target: Target, inst: Instruction, mode: Mode) -> Callable[[Group], Next] | None:
+def compile_control(
+    target: Target, inst: Instruction, mode: Mode
+) -> Callable[[Group], Next] | None:
     """Where a group goes after `inst`; None if the instruction does not end a block."""
     name = inst.name
     after = Where(inst.pc + inst.size, mode)
@@ -201,7 +229,7 @@ def compile_control(target: Target, inst: Instruction, mode: Mode) -> Callable[[
         if name == "s_barrier":
             return lambda g: _flag(g.batch.waiting, g, after)
         if name == "s_set_gpr_idx_off":
-            off = Where(after.pc, mode._replace(index_mode=0, index=0))
+            off = Where(after.pc, mode._replace(index_mode=0, index_by=0))
             return lambda g: off
         raise UnknownInstruction(f"{inst} is not implemented")
     if name == "s_set_gpr_idx_on":
@@ -211,7 +239,10 @@ def compile_control(target: Target, inst: Instruction, mode: Mode) -> Callable[[
             index = np.broadcast_to(value(g) & np.uint32(0xFF), (g.n, 1))
             m0 = g.raw[:, M0 : M0 + 1]
             m0[...] = m0 & np.uint32(0xFFFF0F00) | index | np.uint32(bits << 12)
-            return [Where(after.pc, mode._replace(index_mode=bits, index=int(k))) for k in index[:, 0]]
+            return [
+                Where(after.pc, mode._replace(index_mode=bits, index_by=int(k)))
+                for k in index[:, 0]
+            ]
 
         return index_on
     if name in ("s_setreg_b32", "s_setreg_imm32_b32"):
@@ -236,7 +267,11 @@ def _flag(flags: Array, g: Group, after: Where) -> Where:
 
 
 def _set_register(target: Target, inst: Instruction, mode: Mode) -> Callable[[Group], Next]:
-    register, offset, size = inst["simm16"] & 63, inst["simm16"] >> 6 & 31, (inst["simm16"] >> 11) + 1
+    register, offset, size = (
+        inst["simm16"] & 63,
+        inst["simm16"] >> 6 & 31,
+        (inst["simm16"] >> 11) + 1,
+    )
     if register != MODE_REGISTER:
         raise UnknownInstruction(f"{inst}: hardware register {register}")
     mask = (1 << size) - 1 << offset

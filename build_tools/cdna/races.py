@@ -1,6 +1,8 @@
-"""Races on LDS: two waves of a work-group touch one byte between two barriers, and at least one of them writes.
+"""Races on LDS: two waves of a work-group touch one byte between two barriers, and at least one of
+them writes.
 
-Only barriers order waves. A kernel that is right because hardware happens to run its waves in step has a race.
+Only barriers order waves. A kernel that is right because hardware happens to run its waves in step
+has a race.
 """
 
 from __future__ import annotations
@@ -45,12 +47,16 @@ class RaceFinder:
         self.write_pc: Array = np.zeros(size, np.int32)
         self.races: Counter[Race] = Counter()
 
-    def record(self, g: Group, address: Array, nbytes: int, is_write: bool, inst: Instruction) -> None:
+    def record(
+        self, g: Group, address: Array, nbytes: int, is_write: bool, inst: Instruction
+    ) -> None:
         """An access by the active lanes of all waves of `g` at LDS addresses [waves, 64]."""
         bytes_of = (address + g.lds_base)[..., None] + np.arange(nbytes)
         for row in range(g.n):
             lanes = bytes_of[row] if g.mask is None else bytes_of[row][g.mask[row]]
-            self._one_wave(np.unique(lanes), np.uint32(1 << (g.first + row) % self.waves), is_write, inst.pc)
+            self._one_wave(
+                np.unique(lanes), np.uint32(1 << (g.first + row) % self.waves), is_write, inst.pc
+            )
 
     def _one_wave(self, at: Array, me: np.uint32, is_write: bool, pc: int) -> None:
         written = (self.writers[at] & ~me) != 0

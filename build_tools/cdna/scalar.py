@@ -1,12 +1,14 @@
 """Scalar ALU and scalar memory: SOP1, SOP2, SOPC, SOPK without the branches, and SMEM.
 
-Scalar operands are [waves, 1] arrays like everything else: waves that execute together may hold different values.
+Scalar operands are [waves, 1] arrays like everything else: waves that execute together may hold
+different values.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -50,9 +52,10 @@ def _signed(sign: int) -> Callable[[Array, Array, Array], Result]:
     return run
 
 
-def _smaller(view: type, largest: bool) -> Callable[[Array, Array, Array], Result]:
+def _smaller(view: Any, largest: bool) -> Callable[[Array, Array, Array], Result]:
     def run(a: Array, b: Array, scc: Array) -> Result:
-        x, y = a.view(view), b.view(view)
+        x: Array = a.view(view)
+        y: Array = b.view(view)
         first = x > y if largest else x < y
         return np.where(first, a, b), first
 
@@ -67,11 +70,17 @@ def _shifted_add(amount: int) -> Callable[[Array, Array, Array], Result]:
     return run
 
 
-def _field(extract: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Result]:
+def _field(
+    extract: Callable[[Array, Array, Array], Array],
+) -> Callable[[Array, Array, Array], Result]:
     def run(a: Array, b: Array, scc: Array) -> Result:
         width = np.minimum(b >> U(16) & U(127), U(32))
         out = extract(a, b, np.minimum(width, U(31)))
-        whole = (a.view(I32) >> (b & U(31)).astype(I32)).view(U) if extract is signed_field else a >> (b & U(31))
+        whole = (
+            (a.view(I32) >> (b & U(31)).astype(I32)).view(U)
+            if extract is signed_field
+            else a >> (b & U(31))
+        )
         out = np.where(width >= 32, whole, out)
         return out, out != 0
 
@@ -96,10 +105,15 @@ SOP2: dict[str, Callable[[Array, Array, Array], Result]] = {
     "s_subb_u32": _subb,
     "s_add_i32": _signed(1),
     "s_sub_i32": _signed(-1),
-    "s_absdiff_i32": lambda a, b, scc: (lambda d: (d.astype(U), d != 0))(np.abs(a.view(I32).astype(I64) - b.view(I32))),
+    "s_absdiff_i32": lambda a, b, scc: (lambda d: (d.astype(U), d != 0))(
+        np.abs(a.view(I32).astype(I64) - b.view(I32))
+    ),
     "s_mul_i32": lambda a, b, scc: (a * b, None),
     "s_mul_hi_u32": lambda a, b, scc: ((a.astype(U64) * b >> U64(32)).astype(U), None),
-    "s_mul_hi_i32": lambda a, b, scc: ((a.view(I32).astype(I64) * b.view(I32) >> 32).astype(U), None),
+    "s_mul_hi_i32": lambda a, b, scc: (
+        (a.view(I32).astype(I64) * b.view(I32) >> 32).astype(U),
+        None,
+    ),
     "s_min_u32": _smaller(U, False),
     "s_max_u32": _smaller(U, True),
     "s_min_i32": _smaller(I32, False),
@@ -139,11 +153,16 @@ SOP2_WIDE: dict[str, tuple[str, Callable[[Array, Array, Array], Result]]] = {
     "s_lshl_b64": ("Uu", _logic(lambda a, b: a << (b & U(63)).astype(U64))),
     "s_lshr_b64": ("Uu", _logic(lambda a, b: a >> (b & U(63)).astype(U64))),
     "s_ashr_i64": ("Uu", _logic(lambda a, b: (a.view(I64) >> (b & U(63)).astype(I64)).view(U64))),
-    "s_bfm_b64": ("uu", lambda a, b, scc: (
-        ((U64(1) << (a & U(63)).astype(U64)) - U64(1)) << (b & U(63)).astype(U64), None)),
+    "s_bfm_b64": (
+        "uu",
+        lambda a, b, scc: (
+            ((U64(1) << (a & U(63)).astype(U64)) - U64(1)) << (b & U(63)).astype(U64),
+            None,
+        ),
+    ),
     "s_bfe_u64": ("Uu", _field64(False)),
     "s_bfe_i64": ("Uu", _field64(True)),
-}  # fmt: skip
+}
 
 
 def _lowest(a: Array) -> Array:
@@ -207,9 +226,13 @@ SAVEEXEC: dict[str, Callable[[Array, Array], Array]] = {
     "xnor": lambda s, e: ~(s ^ e),
 }
 COMPARE: dict[str, Callable[[Array, Array], Array]] = {
-    "eq": np.equal, "lg": np.not_equal, "gt": np.greater, "ge": np.greater_equal, "lt": np.less,
+    "eq": np.equal,
+    "lg": np.not_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "lt": np.less,
     "le": np.less_equal,
-}  # fmt: skip
+}
 _CMP = re.compile(r"s_cmp(k?)_(\w\w)_([iu])(32|64)$")
 
 
@@ -302,7 +325,10 @@ def _sop1(target: Target, inst: Instruction) -> Step:
     if name not in SOP1:
         raise UnknownInstruction(f"{inst} is not implemented")
     source, destination, compute = SOP1[name]
-    a, write = operand(target, inst, inst["ssrc0"], source), write_scalar(target, sdst, destination == "U")
+    a, write = (
+        operand(target, inst, inst["ssrc0"], source),
+        write_scalar(target, sdst, destination == "U"),
+    )
     if name == "s_mov_b32":
         return lambda g: write(g, a(g))
 
@@ -344,7 +370,10 @@ def _compare(target: Target, inst: Instruction) -> Step:
     if match is None:
         raise UnknownInstruction(f"{inst} is not implemented")
     letter = "U" if match[4] == "64" else "u"
-    a, b = operand(target, inst, inst["ssrc0"], letter), operand(target, inst, inst["ssrc1"], letter)
+    a, b = (
+        operand(target, inst, inst["ssrc0"], letter),
+        operand(target, inst, inst["ssrc1"], letter),
+    )
     test = COMPARE[match[2]]
     if match[3] == "i":
 

@@ -1,9 +1,10 @@
 """In which order waves execute.
 
-Waves that stand at one place execute together (`Lockstep`): the group at the lowest address goes first, so that
-waves which took different branches meet again, but no wave gets more than `window` instructions ahead of another.
-`RoundRobin` keeps every wave alone and gives each a turn of some instructions, for tests of ordering. Both are
-orders that hardware could take; a kernel without races gives the same result in all of them.
+Waves that stand at one place execute together (`Lockstep`): the group at the lowest address goes
+first, so that waves which took different branches meet again, but no wave gets more than `window`
+instructions ahead of another. `RoundRobin` keeps every wave alone and gives each a turn of some
+instructions, for tests of ordering. Both are orders that hardware could take; a kernel without
+races gives the same result in all of them.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+import numpy as np
+
 from .program import Program
-from .state import Batch, Fault, Group, Where
+from .state import Array, Batch, Fault, Group, Where
 
 
 @dataclass(frozen=True)
 class Lockstep:
     """`window`: a group goes on while it is at most so many instructions ahead of the slowest one.
 
-    With blocks of up to 16 instructions the lead stays below window + 16. aiter's a8w8 kernels have a race on LDS
-    that a lead of 40 does not bring out and one of 48 does (isa-notes 5.11).
+    With blocks of up to 16 instructions the lead stays below window + 16. aiter's a8w8 kernels have
+    a race on LDS that a lead of 40 does not bring out and one of 48 does (isa-notes 5.11).
     """
 
     window: int = 8
@@ -28,7 +31,9 @@ class Lockstep:
 
 @dataclass(frozen=True)
 class RoundRobin:
-    """Turns of `quantum` instructions, or of a random number up to it, in random order, if `seed` is given."""
+    """Turns of `quantum` instructions, or of a random number up to it, in random order, if `seed`
+    is given.
+    """
 
     quantum: int = 1
     seed: int | None = None
@@ -55,7 +60,9 @@ class Scheduler:
                 self._activate(wave, wave + 1, self.positions[wave], 0)
             self._take_turns(schedule)
         if not self.batch.done.all():
-            raise Fault("deadlock: waves wait at a barrier that others of their work-group never reach")
+            raise Fault(
+                "deadlock: waves wait at a barrier that others of their work-group never reach"
+            )
 
     def _take_turns(self, schedule: RoundRobin) -> None:
         chance = random.Random(schedule.seed)
@@ -64,7 +71,11 @@ class Scheduler:
             if schedule.seed is not None:
                 chance.shuffle(order)
             for group in order:
-                turn = schedule.quantum if schedule.seed is None else chance.randint(1, schedule.quantum)
+                turn = (
+                    schedule.quantum
+                    if schedule.seed is None
+                    else chance.randint(1, schedule.quantum)
+                )
                 for _ in range(turn):
                     if not self._advance(group, False):
                         break
@@ -117,7 +128,9 @@ class Scheduler:
     def _join(self, group: Group) -> None:
         """Unite a group with neighbours that stand at its place."""
         for other in self.active:
-            if other.where == group.where and (other.last == group.first or other.first == group.last):
+            if other.where == group.where and (
+                other.last == group.first or other.first == group.last
+            ):
                 self.active.remove(group)
                 self.active.remove(other)
                 first, last = min(group.first, other.first), max(group.last, other.last)
@@ -129,8 +142,8 @@ class Scheduler:
         batch, size = self.batch, self.batch.waves_per_group
         if not batch.waiting.any():
             return
-        stopped = (batch.waiting | batch.done).reshape(-1, size).all(axis=1)
-        ready = stopped & batch.waiting.reshape(-1, size).any(axis=1)
+        stopped: Array = np.all((batch.waiting | batch.done).reshape(-1, size), axis=1)
+        ready: Array = stopped & np.any(batch.waiting.reshape(-1, size), axis=1)
         if not ready.any():
             return
         if batch.races is not None:

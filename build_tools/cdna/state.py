@@ -1,8 +1,8 @@
 """Machine state: global memory, and the registers and LDS of the work-groups that execute together.
 
-A `Batch` is some work-groups of one launch; a `Group` is a run of neighbouring waves of a batch that stand at
-one program counter and execute together. Registers are arrays over [wave, lane], so that one numpy operation
-serves all waves of a group.
+A `Batch` is some work-groups of one launch; a `Group` is a run of neighbouring waves of a batch
+that stand at one program counter and execute together. Registers are arrays over [wave, lane], so
+that one numpy operation serves all waves of a group.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Fault(Exception):
 class Memory:
     """Global memory: allocations with guard bands, and a fault for every byte outside of them.
 
-    Byte 0 of the arena belongs to a block of zeros that lanes without a valid address are pointed at.
+    Byte 0 of the arena belongs to a block of zeros that lanes without a valid address are pointed
+    at.
     """
 
     BASE = 0x7F00_0000_0000  # below 2**48: kernels mask the upper half of addresses with 0xffff
@@ -58,7 +59,9 @@ class Memory:
         """Reserve `nbytes` and return the address."""
         start = (self.top + align - 1) // align * align
         if start + nbytes + GUARD > self.bytes.size:
-            raise MemoryError(f"{name}: {nbytes} bytes do not fit in the {self.bytes.size} of this Memory")
+            raise MemoryError(
+                f"{name}: {nbytes} bytes do not fit in the {self.bytes.size} of this Memory"
+            )
         self.top = start + nbytes + GUARD
         room = self.room[start : start + nbytes]
         room[:] = 255
@@ -90,16 +93,24 @@ class Memory:
         if 0 in room.tobytes():
             bad = int(index.reshape(-1)[np.argmin(room.reshape(-1))])
             near = bisect.bisect_right(self.starts, bad) - 1
-            where = f"{bad - self.starts[near]} bytes after the start of {self.names[near]}" if near >= 0 else ""
-            raise Fault(f"memory access of {nbytes} bytes out of bounds: {bad + self.BASE:#x} {where}")
+            where = (
+                f"{bad - self.starts[near]} bytes after the start of {self.names[near]}"
+                if near >= 0
+                else ""
+            )
+            raise Fault(
+                f"memory access of {nbytes} bytes out of bounds: {bad + self.BASE:#x} {where}"
+            )
 
 
 class Mode(NamedTuple):
     """The part of a wave's state that instructions are compiled for."""
 
-    mode: int = 0xF0  # MODE register: [3:0] rounding, [7:4] denormals, 8 DX10_CLAMP, 9 IEEE, 23 FP16_OVFL
+    mode: int = (
+        0xF0  # MODE register: [3:0] rounding, [7:4] denormals, 8 DX10_CLAMP, 9 IEEE, 23 FP16_OVFL
+    )
     index_mode: int = 0  # s_set_gpr_idx_on: 1 SRC0, 2 SRC1, 4 SRC2, 8 DST; 0 when off
-    index: int = 0
+    index_by: int = 0
 
     @property
     def flush_f32(self) -> bool:
@@ -138,7 +149,9 @@ class Batch:
         scratch_bytes: int = 0,
         poison: int = POISON,
     ) -> None:
-        """`constants`: [n] uint32, the values behind operand codes 128 and up (inline ones, then literals)."""
+        """`constants`: [n] uint32, the values behind operand codes 128 and up (inline ones, then
+        literals).
+        """
         waves = work_groups * waves_per_group
         self.waves, self.waves_per_group, self.work_groups = waves, waves_per_group, work_groups
         self.memory, self.constants = memory, constants
@@ -168,13 +181,33 @@ class Batch:
 class Group:
     """A run of waves of a batch, and numpy views of their state.
 
-    Operands are numbered as in the `u`, `f`, `i` lists: vector registers (accumulation registers after the
-    ordinary ones), then whatever a source code below 256 means, then literals. Vector entries are
-    [waves, 64], scalar ones [waves, 1], constants [1, 1].
+    Operands are numbered as in the `u`, `f`, `i` lists: vector registers (accumulation registers
+    after the ordinary ones), then whatever a source code below 256 means, then literals. Vector
+    entries are [waves, 64], scalar ones [waves, 1], constants [1, 1].
     """
 
-    __slots__ = ("batch", "first", "last", "n", "u", "f", "i", "q", "scc", "mask", "where", "count", "memo",
-                 "memory", "lds", "lds32", "lds_base", "raw", "next", "_exec")  # fmt: skip
+    __slots__ = (
+        "batch",
+        "first",
+        "last",
+        "n",
+        "u",
+        "f",
+        "i",
+        "q",
+        "scc",
+        "mask",
+        "where",
+        "count",
+        "memo",
+        "memory",
+        "lds",
+        "lds32",
+        "lds_base",
+        "raw",
+        "next",
+        "_exec",
+    )
 
     def __init__(self, batch: Batch, first: int, last: int) -> None:
         self.batch, self.first, self.last, self.n = batch, first, last, last - first
@@ -185,8 +218,16 @@ class Group:
         scalar = self.raw.T[:, :, None]
         constants = batch.constants[:, None, None]
         self.u: list[Array] = [*vector, *scalar, *constants]
-        self.f: list[Array] = [*vector.view(np.float32), *scalar.view(np.float32), *constants.view(np.float32)]
-        self.i: list[Array] = [*vector.view(np.int32), *scalar.view(np.int32), *constants.view(np.int32)]
+        self.f: list[Array] = [
+            *vector.view(np.float32),
+            *scalar.view(np.float32),
+            *constants.view(np.float32),
+        ]
+        self.i: list[Array] = [
+            *vector.view(np.int32),
+            *scalar.view(np.int32),
+            *constants.view(np.int32),
+        ]
         self.q: list[Array] = list(self.raw.view(np.uint64).T[:, :, None])  # register pairs
         self.scc = batch.scc[first:last]
         self._exec: Array = self.raw[:, EXEC : EXEC + 2]

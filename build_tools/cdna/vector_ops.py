@@ -1,7 +1,8 @@
 """What the vector ALU computes: one line per opcode, as functions on whole arrays.
 
-An entry is `sources>result` in the letters of operands.py and a function. Written from the pseudocode of AMD's
-CDNA3/CDNA4 ISA documents (tinygrad.runtime.autogen.amd.cdna.str_pcode carries it).
+An entry is `sources>result` in the letters of operands.py and a function. Written from the
+pseudocode of AMD's CDNA3/CDNA4 ISA documents (tinygrad.runtime.autogen.amd.cdna.str_pcode carries
+it).
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ class VectorOp(NamedTuple):
     result: str
     compute: Callable[..., Array]
     keep: bool = False  # a 16-bit result leaves the other half of the register alone
+
+
+def vector_op(types: str, compute: Callable[..., Array], keep: bool = False) -> VectorOp:
+    sources, result = types.split(">")
+    return VectorOp(sources, result, compute, keep)
 
 
 def shift(amount: Array, bits: int = 31) -> Array:
@@ -83,8 +89,12 @@ def perm(a: Array, b: Array, selector: Array) -> Array:
     out = np.zeros(np.broadcast_shapes(wide.shape, selector.shape), U)
     for byte in range(4):
         s = (selector >> U(8 * byte)) & U(0xFF)
-        value = (wide >> (np.minimum(s, U(7)).astype(np.uint64) << np.uint64(3))).astype(U) & U(0xFF)
-        sign = (wide >> ((s & U(3)).astype(np.uint64) * np.uint64(16) + np.uint64(15))) & np.uint64(1)
+        value = (wide >> (np.minimum(s, U(7)).astype(np.uint64) << np.uint64(3))).astype(U) & U(
+            0xFF
+        )
+        sign = (wide >> ((s & U(3)).astype(np.uint64) * np.uint64(16) + np.uint64(15))) & np.uint64(
+            1
+        )
         value = np.where(s >= 8, np.where(sign == 1, U(0xFF), U(0)), value)
         value = np.where(s == 12, U(0), np.where(s > 12, U(0xFF), value))
         out |= value << U(8 * byte)
@@ -151,9 +161,9 @@ def below(first: int) -> Array:
 _BELOW = (below(0), below(32))
 
 
-def to_integer(low: float, high: float, dtype: Any, rounding: Callable[..., Array] = np.trunc) -> Callable[
-    [Array], Array
-]:  # fmt: skip
+def to_integer(
+    low: float, high: float, dtype: Any, rounding: Callable[..., Array] = np.trunc
+) -> Callable[[Array], Array]:
     """Float to integer with saturation; NaN gives 0."""
 
     def convert(a: Array) -> Array:
@@ -182,7 +192,9 @@ def pack_bf16(a: Array, b: Array) -> Array:
 
 
 def ldexp(a: Array, exponent: Array) -> Array:
-    return np.ldexp(a.astype(np.float64), np.clip(exponent.astype(np.int32), -4000, 4000)).astype(a.dtype)
+    return np.ldexp(a.astype(np.float64), np.clip(exponent, -4000, 4000).astype(np.int32)).astype(
+        a.dtype
+    )
 
 
 def ldexp64(a: Array, exponent: Array) -> Array:
@@ -190,8 +202,10 @@ def ldexp64(a: Array, exponent: Array) -> Array:
 
 
 def fma16(a: Array, b: Array, c: Array) -> Array:
-    """Exact: a product of two float16 has 22 bits, and float64 holds any sum of it with a float16... but one
-    that spans more than 53 bits, where the small term is a sticky bit far below the last place of float16."""
+    """Exact: a product of two float16 has 22 bits, and float64 holds any sum of it with a
+    float16... but one that spans more than 53 bits, where the small term is a sticky bit far below
+    the last place of float16.
+    """
     return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16)
 
 
@@ -225,7 +239,10 @@ def exponent_of(dtype: Any) -> Callable[[Array], Array]:
 
 def dot2(widen: Callable[[Array], Array]) -> Callable[[Array, Array, Array], Array]:
     def compute(a: Array, b: Array, c: Array) -> Array:
-        pairs = [(widen((a >> U(s)).astype(np.uint16)), widen((b >> U(s)).astype(np.uint16))) for s in (0, 16)]
+        pairs = [
+            (widen((a >> U(s)).astype(np.uint16)), widen((b >> U(s)).astype(np.uint16)))
+            for s in (0, 16)
+        ]
         exact = sum(x.astype(np.float64) * y for x, y in pairs) + c
         return exact.astype(F)
 
@@ -238,10 +255,16 @@ def byte_dot(signed: bool) -> Callable[[Array, Array, Array], Array]:
     def compute(a: Array, b: Array, c: Array) -> Array:
         total = c.astype(I64)
         for s in (0, 8, 16, 24):
-            total = total + (a >> U(s)).astype(dtype).astype(I64) * (b >> U(s)).astype(dtype).astype(I64)
+            total = total + (a >> U(s)).astype(dtype).astype(I64) * (b >> U(s)).astype(
+                dtype
+            ).astype(I64)
         return (total & 0xFFFFFFFF).astype(U)
 
     return compute
+
+
+def byte_to_float(position: np.uint32) -> Callable[[Array], Array]:
+    return lambda a: (a >> position & U(255)).astype(F)
 
 
 def half_bits(a: Array) -> Array:
@@ -267,6 +290,14 @@ def clip(low: int, high: int, dtype: Any) -> Callable[[Array], Array]:
 
 def legacy_product(a: Array, b: Array) -> Array:
     return np.where((a == 0) | (b == 0), F(0), a * b)
+
+
+def select(a: Array, b: Array, lanes: Array) -> Array:
+    return np.where(lanes, b, a)
+
+
+def sad_words(a: Array, b: Array, c: Array) -> Array:
+    return np.where(a > b, a - b, b - a) + c
 
 
 def sad_bytes(a: Array, b: Array, c: Array) -> Array:
@@ -328,14 +359,22 @@ def _table() -> dict[str, VectorOp]:
         "v_bcnt_u32_b32": ("uu>u", lambda a, b: np.bitwise_count(a) + b),
         "v_mbcnt_lo_u32_b32": ("uu>u", lambda a, b: np.bitwise_count(a & _BELOW[0]) + b),
         "v_mbcnt_hi_u32_b32": ("uu>u", lambda a, b: np.bitwise_count(a & _BELOW[1]) + b),
-        "v_alignbit_b32": ("uuu>u", lambda a, b, c: low32(
-            (a.astype(np.uint64) << np.uint64(32) | b) >> shift(c).astype(np.uint64))),
-        "v_alignbyte_b32": ("uuu>u", lambda a, b, c: low32(
-            (a.astype(np.uint64) << np.uint64(32) | b) >> (shift(c, 3) * U(8)).astype(np.uint64))),
+        "v_alignbit_b32": (
+            "uuu>u",
+            lambda a, b, c: low32(
+                (a.astype(np.uint64) << np.uint64(32) | b) >> shift(c).astype(np.uint64)
+            ),
+        ),
+        "v_alignbyte_b32": (
+            "uuu>u",
+            lambda a, b, c: low32(
+                (a.astype(np.uint64) << np.uint64(32) | b) >> (shift(c, 3) * U(8)).astype(np.uint64)
+            ),
+        ),
         "v_perm_b32": ("uuu>u", perm),
         "v_sad_u8": ("uuu>u", sad_bytes),
-        "v_sad_u32": ("uuu>u", lambda a, b, c: np.where(a > b, a - b, b - a) + c),
-        "v_cndmask_b32": ("uum>u", lambda a, b, m: np.where(m, b, a)),
+        "v_sad_u32": ("uuu>u", sad_words),
+        "v_cndmask_b32": ("uum>u", select),
         "v_lshlrev_b64": ("uU>U", lambda a, b: b << shift(a, 63).astype(np.uint64)),
         "v_lshrrev_b64": ("uU>U", lambda a, b: b >> shift(a, 63).astype(np.uint64)),
         "v_ashrrev_i64": ("uI>I", lambda a, b: b >> shift(a, 63).astype(I64)),
@@ -374,13 +413,20 @@ def _table() -> dict[str, VectorOp]:
         "v_cvt_u32_f32": ("f>u", to_integer(0, 2**32 - 1, U)),
         "v_cvt_i32_f32": ("f>i", to_integer(-(2**31), 2**31 - 1, np.int32)),
         "v_cvt_flr_i32_f32": ("f>i", to_integer(-(2**31), 2**31 - 1, np.int32, np.floor)),
-        "v_cvt_rpi_i32_f32": ("f>i", to_integer(-(2**31), 2**31 - 1, np.int32, lambda a: np.floor(a + 0.5))),
+        "v_cvt_rpi_i32_f32": (
+            "f>i",
+            to_integer(-(2**31), 2**31 - 1, np.int32, lambda a: np.floor(a + 0.5)),
+        ),
         "v_cvt_f32_f16": ("h>f", lambda a: a.astype(F)),
         "v_cvt_f16_f32": ("f>h", to_half),
         "v_cvt_f32_bf16": ("j>f", lambda a: widen_bf16(np.ascontiguousarray(a))),
         "v_cvt_pkrtz_f16_f32": ("ff>u", pack_half),
-        "v_cvt_pk_f16_f32": ("ff>u", lambda a, b: to_half(a).view(np.uint16).astype(U)
-                             | to_half(b).view(np.uint16).astype(U) << U(16)),
+        "v_cvt_pk_f16_f32": (
+            "ff>u",
+            lambda a, b: (
+                to_half(a).view(np.uint16).astype(U) | to_half(b).view(np.uint16).astype(U) << U(16)
+            ),
+        ),
         "v_cvt_pk_bf16_f32": ("ff>u", pack_bf16),
         "v_cvt_f64_f32": ("f>d", lambda a: a.astype(np.float64)),
         "v_cvt_f32_f64": ("d>f", lambda a: a.astype(F)),
@@ -392,10 +438,21 @@ def _table() -> dict[str, VectorOp]:
         "v_cvt_f16_i16": ("k>h", lambda a: a.astype(np.float16)),
         "v_cvt_u16_f16": ("h>j", to_integer(0, 65535, np.uint16)),
         "v_cvt_i16_f16": ("h>k", to_integer(-32768, 32767, np.int16)),
-        "v_cvt_pk_u16_u32": ("uu>u", lambda a, b: np.minimum(a, U(65535)) | np.minimum(b, U(65535)) << U(16)),
-        "v_cvt_pk_i16_i32": ("ii>u", lambda a, b: clip(-32768, 32767, np.int16)(a).view(np.uint16).astype(U)
-                             | clip(-32768, 32767, np.int16)(b).view(np.uint16).astype(U) << U(16)),
-        "v_pack_b32_f16": ("hh>u", lambda a, b: a.view(np.uint16).astype(U) | b.view(np.uint16).astype(U) << U(16)),
+        "v_cvt_pk_u16_u32": (
+            "uu>u",
+            lambda a, b: np.minimum(a, U(65535)) | np.minimum(b, U(65535)) << U(16),
+        ),
+        "v_cvt_pk_i16_i32": (
+            "ii>u",
+            lambda a, b: (
+                clip(-32768, 32767, np.int16)(a).view(np.uint16).astype(U)
+                | clip(-32768, 32767, np.int16)(b).view(np.uint16).astype(U) << U(16)
+            ),
+        ),
+        "v_pack_b32_f16": (
+            "hh>u",
+            lambda a, b: a.view(np.uint16).astype(U) | b.view(np.uint16).astype(U) << U(16),
+        ),
         "v_dot2c_f32_f16": ("uuf>f", dot2(half_bits)),
         "v_dot2c_f32_bf16": ("uuf>f", dot2(widen_bf16)),
         # float16 and 16-bit integers
@@ -443,24 +500,26 @@ def _table() -> dict[str, VectorOp]:
         "v_ldexp_f64": ("di>d", ldexp64),
         "v_frexp_mant_f64": ("d>d", mantissa),
         "v_frexp_exp_i32_f64": ("d>i", exponent_of(np.int32)),
-    }  # fmt: skip
+    }
     for byte in range(4):
-        entries[f"v_cvt_f32_ubyte{byte}"] = ("u>f", lambda a, s=U(8 * byte): (a >> s & U(255)).astype(F))
-    for kind, least, most, middle in (("u", np.minimum, np.maximum, "uuu>u"), ("i", np.minimum, np.maximum, "iii>i")):
+        entries[f"v_cvt_f32_ubyte{byte}"] = ("u>f", byte_to_float(U(8 * byte)))
+    for kind, least, most, middle in (
+        ("u", np.minimum, np.maximum, "uuu>u"),
+        ("i", np.minimum, np.maximum, "iii>i"),
+    ):
         entries[f"v_min3_{kind}32"] = (middle, lambda a, b, c, f=least: f(f(a, b), c))
         entries[f"v_max3_{kind}32"] = (middle, lambda a, b, c, f=most: f(f(a, b), c))
         entries[f"v_med3_{kind}32"] = (middle, median)
-    table = {name: VectorOp(*types.split(">"), compute) for name, (types, compute) in entries.items()}
-    for name, types, compute in (
+    halves: tuple[tuple[str, str, Callable[..., Array]], ...] = (
         ("v_fma_f16", "hhh>h", fma16),
         ("v_max3_f16", "hhh>h", max3),
         ("v_min3_f16", "hhh>h", min3),
         ("v_med3_f16", "hhh>h", med3),
         ("v_mad_u16", "jjj>j", lambda a, b, c: a * b + c),
         ("v_mad_i16", "kkk>k", lambda a, b, c: a * b + c),
-    ):
-        table[name] = VectorOp(*types.split(">"), compute, True)
-    return table
+    )
+    table = {name: vector_op(types, compute) for name, (types, compute) in entries.items()}
+    return table | {name: vector_op(types, compute, True) for name, types, compute in halves}
 
 
 VECTOR_OPS = _table()

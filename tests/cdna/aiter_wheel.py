@@ -1,4 +1,6 @@
-"""The code objects of the pinned aiter wheel: downloaded once into build/, shared by parallel test workers."""
+"""The code objects of the pinned aiter wheel: downloaded once into build/, shared by parallel test
+workers.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,17 @@ def _wheel(cache: Path) -> Path:
     failed = cache / "failed"
     if failed.exists():
         raise WheelUnavailable(failed.read_text())
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(cache), REQUIREMENT]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--dest",
+        str(cache),
+        REQUIREMENT,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = list(cache.glob("amd_aiter-*.whl"))
     if done.returncode or not found:

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from aiter_wheel import ROOT, code_object_path
+
 from build_tools.cdna.code_object import CodeObject, parse
 from build_tools.cdna.launch import Statistics, run_kernel
 from build_tools.cdna.state import Memory
-from aiter_wheel import ROOT, code_object_path
 
 VECTORS = Path(os.environ.get("MLA_OPS_CDNA_VECTORS", ROOT / "tests" / "data" / "cdna"))
 OUTPUTS = ("out_split", "out_lse", "out_final_bf16")
@@ -38,7 +39,9 @@ def load_code(source: str, sha256: str) -> CodeObject:
     else:
         path = Path(os.environ["MLA_OPS_AITER_CHECKOUT"]) / "hsa" / name
     blob = path.read_bytes()
-    assert hashlib.sha256(blob).hexdigest() == sha256, f"{path} is not the file the vector was made with"
+    assert hashlib.sha256(blob).hexdigest() == sha256, (
+        f"{path} is not the file the vector was made with"
+    )
     return parse(blob)
 
 
@@ -52,7 +55,9 @@ def replay(path: Path, **options: Any) -> Replay:
     pointers = {"null": 0}
     for name, array in arrays.items():
         if array.dtype.kind in "fiub":
-            pointers[name] = memory.put(np.full_like(array, PREFILL[name]) if name in PREFILL else array, name)
+            pointers[name] = memory.put(
+                np.full_like(array, PREFILL[name]) if name in PREFILL else array, name
+            )
     pointers["out_split0"] = memory.put(np.full_like(arrays["out_split"], np.nan), "out_split0")
     if "work_info" in arrays:
         table = [pointers["work_indptr"], pointers["work_info"]] + [0] * 8
@@ -70,8 +75,14 @@ def replay(path: Path, **options: Any) -> Replay:
 
 
 def holds_bf16(replayed: Replay, name: str) -> bool:
-    """The final output is bf16, and so is the split output of an fp8 kernel that has one split only."""
-    return name == "out_final_bf16" or name == "out_split" and "reinterpreted" in replayed.info.get("final_in", "")
+    """The final output is bf16, and so is the split output of an fp8 kernel that has one split
+    only.
+    """
+    return (
+        name == "out_final_bf16"
+        or name == "out_split"
+        and "reinterpreted" in replayed.info.get("final_in", "")
+    )
 
 
 def ulps(a: np.ndarray, b: np.ndarray) -> int:
@@ -100,7 +111,9 @@ def differences(replayed: Replay) -> list[str]:
         elif not np.array_equal(np.isnan(got), np.isnan(expected)):
             out.append(f"{name}: NaN in other places")
         else:
-            off = float(np.nanmax(np.abs(got - expected) / np.maximum(1, np.abs(expected)), initial=0))
+            off = float(
+                np.nanmax(np.abs(got - expected) / np.maximum(1, np.abs(expected)), initial=0)
+            )
             if off > 1e-6:
                 out.append(f"{name}: off by {off:.3g}")
     return out

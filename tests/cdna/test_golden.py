@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from build_tools.cdna.schedule import Lockstep, RoundRobin, Schedule
-from replay import VECTORS, differences, replay
 from aiter_wheel import WheelUnavailable
+from replay import VECTORS, differences, replay
+
+from build_tools.cdna.schedule import Lockstep, RoundRobin, Schedule
 
 PATHS = sorted(VECTORS.glob("*.npz"))
 KERNELS = {path.name.split("__")[0] for path in PATHS}
@@ -36,9 +37,16 @@ def test_replay(path: Path) -> None:
 
 
 # The a8w8 kernels have a race (test_races.py) that turns of up to 40 instructions do not bring out.
-@pytest.mark.parametrize("schedule", [RoundRobin(1), RoundRobin(40), RoundRobin(33, seed=1)], ids=str)
-@pytest.mark.parametrize("name", ["wheel_gfx942_mla_a8w8_qh16_qseqlen1_gqaratio16_ps__ragged37_130_split2",
-                                  "wheel_gfx942_mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps__page8x8"])  # fmt: skip
+@pytest.mark.parametrize(
+    "schedule", [RoundRobin(1), RoundRobin(40), RoundRobin(33, seed=1)], ids=str
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wheel_gfx942_mla_a8w8_qh16_qseqlen1_gqaratio16_ps__ragged37_130_split2",
+        "wheel_gfx942_mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps__page8x8",
+    ],
+)
 def test_result_does_not_depend_on_the_order_of_waves(name: str, schedule: Schedule) -> None:
     run(VECTORS / f"{name}.npz", schedule)
 
