@@ -137,64 +137,59 @@ def _exponent(x: Array) -> Array:
 
 
 def _div_scale(target: Target, inst: Instruction) -> Step:
-    """V_DIV_SCALE_F32: scale numerator or denominator by 2^64 where the division would leave the
-    range.
+    """V_DIV_SCALE_F32: the denominator (src0 = src1) or the numerator (src0 = src2) of a division,
+    scaled by 2^64 or 2^-64 where the steps that follow would leave the range of float32. VCC tells
+    V_DIV_FMAS that the quotient has to be scaled back.
+
+    Two places of the ISA's text cannot be meant: it scales a denominator above 2^126 up when the
+    quotient is denormal too, and lets V_DIV_FMAS multiply by 2^32. Here that denominator is scaled
+    down and V_DIV_FMAS undoes the scaling; only so is the quotient right, and tests check that it
+    is correctly rounded.
     """
     plain = replace(inst, fields={**inst.fields, "clmp": 0})
     value, denominator, numerator = getters_of(target, plain, "fff")
     write, write_vcc = writer(target, inst["vdst"], "f"), write_lane_mask(inst["sdst"])
 
     def step(g: Group) -> None:
-        s0, s1, s2 = np.broadcast_arrays(
-            value(g), denominator(g), numerator(g), np.empty((g.n, 64))
-        )[:3]
-        denormal = lambda x: (x != 0) & (np.abs(x) < np.float64(2.0**-126))  # noqa: E731
-        zero = (s2 == 0) | (s1 == 0)
-        huge = _exponent(s2) - _exponent(s1) >= 96
-        tiny_denominator = denormal(s1)
-        inverse = 1 / s1.astype(np.float64)
-        # The ISA writes DENORM.f64 for 1/S1, meaning that the float32 reciprocal is a denormal.
-        small_inverse = denormal(inverse)
-        small_quotient = denormal(s2.astype(np.float64) / s1)
-        tiny_numerator = _exponent(s2) <= 23
+        everything = np.empty((g.n, 64), np.float32)
+        s0, s1, s2, _ = np.broadcast_arrays(value(g), denominator(g), numerator(g), everything)
         up, down = ldexp(s0, np.array(64)), ldexp(s0, np.array(-64))
-        is_denominator, is_numerator = s0 == s1, s0 == s2
-        conditions = [
-            zero,
-            huge,
-            tiny_denominator,
-            small_inverse & small_quotient,
-            small_inverse,
-            small_quotient,
-            tiny_numerator,
+        small_inverse = _denormal(1 / s1.astype(np.float64))
+        small_quotient = _denormal(s2.astype(np.float64) / s1)
+        cases = [  # condition, VCC, result; the first that holds
+            ((s2 == 0) | (s1 == 0), False, np.full_like(s0, np.nan)),
+            (_exponent(s2) - _exponent(s1) >= 96, True, np.where(s0 == s1, up, s0)),
+            (_denormal(s1), False, up),
+            (small_inverse & small_quotient, True, np.where(s0 == s1, down, s0)),
+            (small_inverse, False, down),
+            (small_quotient, True, np.where(s0 == s2, up, s0)),
+            (_exponent(s2) <= 23, False, up),
         ]
-        results = [
-            np.full_like(s0, np.nan),
-            np.where(is_denominator, up, s0),
-            up,
-            np.where(is_denominator, up, s0),
-            down,
-            np.where(is_numerator, up, s0),
-            up,
-        ]
-        vcc = np.select(
-            conditions,
-            [np.full(s0.shape, k) for k in (False, True, False, True, False, True, False)],
-        )
-        write(g, np.select(conditions, results, s0).astype(np.float32))
-        write_vcc(g, vcc.astype(bool))
+        conditions = [condition for condition, _, _ in cases]
+        write(g, np.select(conditions, [result for _, _, result in cases], s0).astype(np.float32))
+        write_vcc(g, np.select(conditions, [np.full(s0.shape, vcc) for _, vcc, _ in cases], False))
 
     return step
 
 
+def _denormal(x: Array) -> Array:
+    return (x != 0) & (np.abs(x) < np.float64(2.0**-126))
+
+
 def _div_fmas(target: Target, inst: Instruction) -> Step:
+    """V_DIV_FMAS_F32: the last fma of a division, scaled where VCC says so: by 2^64 if the quotient
+    so far (src2) is large, because then the denominator was scaled up, else by 2^-64.
+    """
     a, b, c = getters_of(target, inst, "fff")
     scaled = lane_mask_getter(target, inst, VCC)
     write = writer(target, inst["vdst"], "f")
 
     def step(g: Group) -> None:
-        out = fma32(a(g), b(g), c(g))
-        write(g, np.where(scaled(g), out * np.float32(2.0**32), out))
+        quotient = c(g)
+        back = np.where(_exponent(quotient) > 127, 2.0**64, 2.0**-64)
+        scale = np.where(scaled(g), back, 1.0)
+        # The scale goes into the exact operands, so that a denormal result is rounded once.
+        write(g, fma32(a(g) * scale, b(g).astype(np.float64), quotient * scale))
 
     return step
 

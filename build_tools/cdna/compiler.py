@@ -88,11 +88,10 @@ def assemble(text: str, arch: str) -> bytes:
     the decoder.
     """
     with tempfile.TemporaryDirectory(prefix="cdna-") as folder:
-        work = Path(folder)
-        source = work / "text.s"
+        source, output = Path(folder) / "text.s", Path(folder) / "text.o"
         source.write_text(f".text\n{text}\n")
-        blob = _assemble(source, arch, work)
-    return parse(blob, arch).text
+        _zig("clang", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", "-o", str(output), str(source))
+        return parse(output.read_bytes(), arch).text
 
 
 def _assemble(source: Path, arch: str, work: Path) -> bytes:

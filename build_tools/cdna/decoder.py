@@ -41,7 +41,8 @@ class Instruction:
         return self.fields.get(field, 0)
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.format}{' ' + self.variant if self.variant else ''}) at {self.pc:#x}"
+        encoding = f"{self.format} {self.variant}".strip()
+        return f"{self.name} ({encoding}) at {self.pc:#x}"
 
 
 @dataclass(frozen=True, eq=False)

@@ -135,7 +135,7 @@ def flush(value: Array) -> Array:
 
 
 def fma32(a: Array, b: Array, c: Array) -> Array:
-    """float32 fused multiply-add with one rounding.
+    """float32 fused multiply-add with one rounding; the arguments may be float64 of 24 bits.
 
     The product of two float32 is exact in float64, the sum is not; rounding it again to float32 is
     wrong only where the float64 sum is inexact and looks like a tie, that is, where its low 28 bits

@@ -137,7 +137,7 @@ def _packed32(target: Target, inst: Instruction, arity: int, compute: Callable[.
     def step(g: Group) -> None:
         out = g.view(key, lambda g: g.block(d, 2).view(np.float32))
         if direct and g.mask is None:
-            compute(getters[0](g), getters[1](g), out)
+            compute(getters[0](g), getters[1](g), out=out)
             return
         values = [get(g) for get in getters]
         if flushing:

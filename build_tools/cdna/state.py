@@ -24,7 +24,7 @@ LANES = 64
 SGPRS = 128  # operand codes 0..127: s0-s101, FLAT_SCRATCH, XNACK, VCC, trap registers, M0, EXEC
 VCC, M0, EXEC = 106, 124, 126
 LITERALS = 256  # operand index of a program's first literal, counted like the source codes
-POISON = 0xFFFFFFFF  # what registers and LDS hold before the kernel writes them: NaN as float32, bf16 and fp8
+POISON = 0xFFFFFFFF  # in registers and LDS before the kernel writes them: NaN as float32 and bf16
 SHARED_APERTURE, PRIVATE_APERTURE = 0x10000, 0x20000  # upper halves of flat addresses
 GUARD = 4096
 

@@ -158,9 +158,9 @@ def _fast(target: Target, inst: Instruction, op: VectorOp) -> Step:
             def unary(g: Group) -> None:
                 r = registers(g)
                 if g.mask is None:
-                    function(r[s], r[d])
+                    function(r[s], out=r[d])
                 else:
-                    function(r[s], r[d], where=g.mask)
+                    function(r[s], out=r[d], where=g.mask)
 
             return unary
         s0, s1 = index
@@ -168,9 +168,9 @@ def _fast(target: Target, inst: Instruction, op: VectorOp) -> Step:
         def binary(g: Group) -> None:
             r = registers(g)
             if g.mask is None:
-                function(r[s0], r[s1], r[d])
+                function(r[s0], r[s1], out=r[d])
             else:
-                function(r[s0], r[s1], r[d], where=g.mask)
+                function(r[s0], r[s1], out=r[d], where=g.mask)
 
         return binary
 
