@@ -195,7 +195,11 @@ def _div_fmas(target: Target, inst: Instruction) -> Step:
 
 
 def _div_fixup(target: Target, inst: Instruction) -> Step:
-    """V_DIV_FIXUP_F32: the special cases of a quotient s0 of s2 / s1."""
+    """V_DIV_FIXUP_F32: the special cases of a quotient s0 of s2 / s1.
+
+    The ISA's condition for overflow, an exponent of 255 in s1, cannot be reached; here a quotient
+    that became a NaN from finite operands is one that overflowed on the way.
+    """
     q, d, n = getters_of(target, inst, "fff")
     write = writer(target, inst["vdst"], "f")
 
@@ -203,22 +207,17 @@ def _div_fixup(target: Target, inst: Instruction) -> Step:
         s0, s1, s2 = np.broadcast_arrays(q(g), d(g), n(g))
         sign = np.where(np.signbit(s1) ^ np.signbit(s2), np.float32(-1), np.float32(1))
         infinite1, infinite2 = np.isinf(s1), np.isinf(s2)
-        conditions = [
-            np.isnan(s2),
-            np.isnan(s1),
-            (s1 == 0) & (s2 == 0) | infinite1 & infinite2,
-            (s1 == 0) | infinite2,
-            infinite1 | (s2 == 0),
-            _exponent(s2) - _exponent(s1) < -150,
+        infinity, zero = sign * np.float32(np.inf), sign * np.float32(0)
+        cases = [  # condition, result; the first that holds
+            (np.isnan(s2), s2),
+            (np.isnan(s1), s1),
+            ((s1 == 0) & (s2 == 0) | infinite1 & infinite2, np.full_like(s0, -np.nan)),
+            ((s1 == 0) | infinite2, infinity),
+            (infinite1 | (s2 == 0), zero),
+            (_exponent(s2) - _exponent(s1) < -150, zero),
+            (np.isnan(s0), infinity),
         ]
-        results = [
-            s2,
-            s1,
-            np.full_like(s0, -np.nan),
-            sign * np.float32(np.inf),
-            sign * np.float32(0),
-            sign * np.float32(0),
-        ]
+        conditions, results = zip(*cases, strict=True)
         write(g, np.select(conditions, results, sign * np.abs(s0)).astype(np.float32))
 
     return step

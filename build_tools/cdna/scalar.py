@@ -90,7 +90,8 @@ def _field(
 def _field64(signed: bool) -> Callable[[Array, Array, Array], Result]:
     def run(a: Array, b: Array, scc: Array) -> Result:
         offset, width = (b & U(63)).astype(U64), np.minimum(b >> U(16) & U(127), U(64)).astype(U64)
-        kept = np.where(width == 0, U64(0), (a >> offset) << (U64(64) - np.maximum(width, U64(1))))
+        moved = (a.view(I64) >> offset.astype(I64)).view(U64) if signed else a >> offset
+        kept = np.where(width == 0, U64(0), moved << (U64(64) - np.maximum(width, U64(1))))
         drop = U64(64) - np.maximum(width, U64(1))
         out = (kept.view(I64) >> drop.astype(I64)).view(U64) if signed else kept >> drop
         return out, out != 0

@@ -126,7 +126,7 @@ def bit_field(a: Array, offset: Array, width: Array) -> Array:
 
 def signed_field(a: Array, offset: Array, width: Array) -> Array:
     w = shift(width).astype(I64)
-    field = bit_field(a, offset, width).astype(I64)
+    field = (a.view(np.int32).astype(I64) >> shift(offset)) & ((I64(1) << w) - 1)
     sign = np.where(w > 0, I64(1) << np.maximum(w - 1, 0), 0)
     return ((field ^ sign) - sign).astype(np.int32).view(U)
 

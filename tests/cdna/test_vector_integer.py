@@ -35,7 +35,8 @@ def bfe(a: int, b: int, c: int) -> int:
 
 
 def bfe_signed(a: int, b: int, c: int) -> int:
-    width, value = c & 31, bfe(a, b, c)
+    width = c & 31
+    value = s32(a) >> (b & 31) & (1 << width) - 1
     return (value - (1 << width) if width and value >> width - 1 else value) & M
 
 
