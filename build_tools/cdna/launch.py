@@ -208,7 +208,7 @@ def pack_arguments(
     kernel: Kernel,
     grid: Dim,
     block: Dim,
-    values: Sequence[int | float | np.generic],
+    values: Sequence[Any],
     dynamic_lds: int = 0,
 ) -> bytes:
     """The kernel argument block from the metadata: explicit arguments, then the hidden ones HIP
@@ -240,8 +240,10 @@ def pack_arguments(
     return bytes(out)
 
 
-def _argument_bytes(value: int | float | np.generic, size: int) -> bytes:
-    if isinstance(value, np.generic):
+def _argument_bytes(value: Any, size: int) -> bytes:
+    if isinstance(value, tuple):
+        raw = _struct_bytes(value).ljust(size, b"\0")
+    elif isinstance(value, np.generic):
         raw = value.tobytes()
     elif isinstance(value, float):
         raw = struct.pack("<d" if size == 8 else "<f", value)
@@ -250,6 +252,17 @@ def _argument_bytes(value: int | float | np.generic, size: int) -> bytes:
     if len(raw) != size:
         raise ValueError(f"argument of {size} bytes, got {value!r} of {len(raw)}")
     return raw
+
+
+def _struct_bytes(members: tuple[np.generic, ...]) -> bytes:
+    """A C struct with natural alignment."""
+    out = b""
+    for member in members:
+        if not isinstance(member, np.generic):
+            raise TypeError(f"members of a struct need a numpy type, got {member!r}")
+        raw = member.tobytes()
+        out = out.ljust((len(out) + len(raw) - 1) // len(raw) * len(raw), b"\0") + raw
+    return out
 
 
 def launch(
@@ -262,30 +275,29 @@ def launch(
     dynamic_lds: int = 0,
     **options: Any,
 ) -> Statistics:
-    """Run a kernel on numpy arrays: arrays are copied in and, if writeable, copied back; the rest
-    are scalars.
+    """Run a kernel on numpy arrays: they are copied in and, if writeable, copied back. Other
+    arguments are scalars; a tuple of arrays and numpy scalars is a struct passed by value.
 
     `options` are those of run_kernel (schedule, find_races, poison, waves_at_once).
     """
     kernel = code.kernel(name)
-    arrays = [a for a in arguments if isinstance(a, np.ndarray)]
-    needed = (
-        sum(a.nbytes + 3 * 4096 for a in arrays) + sum(len(s) for _, s in code.segments) + (1 << 20)
-    )
+    flat = [m for a in arguments for m in (a if isinstance(a, tuple) else (a,))]
+    needed = sum(a.nbytes + 3 * 4096 for a in flat if isinstance(a, np.ndarray))
+    needed += sum(len(content) for _, content in code.segments) + (1 << 20)
     memory = Memory(memory_size or needed)
-    values: list[Any] = []
     placed: list[tuple[Array, int]] = []
-    for k, argument in enumerate(arguments):
-        if isinstance(argument, np.ndarray):
-            address = memory.put(argument, f"argument {k}")
-            placed.append((argument, address))
-            values.append(address)
-        else:
-            values.append(argument)
-    block_of_arguments = pack_arguments(code, kernel, grid, block, values, dynamic_lds)
-    kernarg = memory.put(
-        np.frombuffer(block_of_arguments or bytes(8), np.uint8), "kernel arguments"
-    )
+
+    def place(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            return tuple(np.uint64(place(m)) if isinstance(m, np.ndarray) else m for m in argument)
+        if not isinstance(argument, np.ndarray):
+            return argument
+        placed.append((argument, memory.put(argument, f"array argument {len(placed)}")))
+        return placed[-1][1]
+
+    values = [place(argument) for argument in arguments]
+    packed = pack_arguments(code, kernel, grid, block, values, dynamic_lds)
+    kernarg = memory.put(np.frombuffer(packed or bytes(8), np.uint8), "kernel arguments")
     out = run_kernel(code, kernel, grid, block, kernarg, memory, dynamic_lds=dynamic_lds, **options)
     for array, address in placed:
         if array.flags.writeable:
