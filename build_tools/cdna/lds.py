@@ -34,6 +34,7 @@ def compile_lds(target: Target, inst: Instruction) -> Step:
     if inst["gds"]:
         raise UnknownInstruction(f"{inst}: global data share")
     address = target.vector(inst["addr"])
+    # Added in 32 bits, as the sums below are: clang uses negative bases that the offset makes good.
     offset = inst["offset1"] << 8 | inst["offset0"]
     match = re.match(r"ds_(read|write)2(st64)?_b(32|64)$", name)
     if match:
@@ -46,7 +47,7 @@ def compile_lds(target: Target, inst: Instruction) -> Step:
         register = target.vector(inst["data0" if store else "vdst"], access.dwords, inst["acc"])
 
         def step(g: Group) -> None:
-            index = lds_index(g, g.u[address].astype(I64) + offset, access.nbytes, store, inst)
+            index = lds_index(g, (g.u[address] + offset).astype(I64), access.nbytes, store, inst)
             perform(g, lds_space(g), index, access, register, store)
 
         return step
@@ -62,7 +63,7 @@ def compile_lds(target: Target, inst: Instruction) -> Step:
             def where(g: Group) -> tuple[Space, Array]:
                 nbytes = op.dtype.itemsize
                 return lds_space(g), lds_index(
-                    g, g.u[address].astype(I64) + offset, nbytes, True, inst
+                    g, (g.u[address] + offset).astype(I64), nbytes, True, inst
                 )
 
             return atomic_step(target, inst, op, where, inst["data0"], inst["data1"], returns)
@@ -83,8 +84,8 @@ def _ds_two(
         data = [first, first + k]
 
     def step(g: Group) -> None:
-        base = g.u[address].astype(I64)
-        indices = [lds_index(g, base + offset, nbytes, store, inst) for offset in offsets]
+        base = g.u[address]
+        indices = [lds_index(g, (base + offset).astype(I64), nbytes, store, inst) for offset in offsets]
         space = lds_space(g)
         if store:
             for index, register in zip(indices, data, strict=True):
@@ -157,7 +158,7 @@ def _transpose(target: Target, inst: Instruction) -> Step:
             raise Fault(
                 f"{inst}: what a transposing read does with inactive lanes is not known here"
             )
-        index = lds_index(g, g.u[address].astype(I64) + offset, 8, False, inst)
+        index = lds_index(g, (g.u[address] + offset).astype(I64), 8, False, inst)
         raw = np.ascontiguousarray(np.moveaxis(read(lds_space(g), index, Access(8)), 0, -1))
         tile = raw.view(dtype).reshape(g.n, 4, rows, 16)
         columns = np.ascontiguousarray(tile.transpose(0, 1, 3, 2)).view(U).reshape(g.n, 64, 2)

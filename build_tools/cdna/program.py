@@ -164,6 +164,21 @@ class Program:
                 raise
             raise Fault(f"{culprit}, waves {group.first}..{group.last - 1}: {error}") from error
 
+    def untranslatable(self, mode: int) -> list[str]:
+        """Messages for the instructions that have no implementation, from a full pass over the text."""
+        target = Target(self.code.arch, self.vgprs, self.agprs, Mode(mode), self.literals)
+        out = []
+        for item in self.instructions.values():
+            if isinstance(item, UnknownInstruction):
+                out.append(str(item))
+                continue
+            try:
+                if compile_control(target, item, target.mode) is None and item.name not in NO_OPS:
+                    compile_step(target, item)
+            except (UnknownInstruction, Fault) as error:
+                out.append(str(error))
+        return out
+
     def reset(self) -> None:
         """Forget the execution counts."""
         self.executed = 0

@@ -134,6 +134,16 @@ def test_out_of_bounds_is_a_fault_that_names_the_instruction() -> None:
         run("ds_write_b32 v0, v1 offset:65535", v={0: 0}, lds=contents())
 
 
+def test_a_negative_base_wraps_with_the_offset() -> None:
+    """clang emits this for pool[255 - threadIdx.x]."""
+    data, base = contents(), (-4 * LANE).astype(np.int32)
+    code = ["ds_read_b32 v4, v0 offset:1020", "ds_read2_b32 v[6:7], v0 offset0:64 offset1:255"]
+    after = run(code, v={0: base}, lds=data)
+    np.testing.assert_array_equal(after.v(4)[0], at(data, 1020 - 4 * LANE, 4))
+    np.testing.assert_array_equal(after.v(6)[0], at(data, 256 - 4 * LANE, 4))
+    np.testing.assert_array_equal(after.v(7)[0], at(data, 1020 - 4 * LANE, 4))
+
+
 def test_work_groups_have_their_own_lds() -> None:
     code = ["ds_write_b32 v0, v1", "s_barrier", "ds_read_b32 v2, v3"]
     address = (LANE * 4).astype(np.uint32)
