@@ -15,7 +15,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Command line entry; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m build_tools.cdna", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    command = commands.add_parser("report", help="registers, LDS, spills, instruction mix and occupancy")
+    command = commands.add_parser(
+        "report", help="registers, LDS, spills, instruction mix and occupancy"
+    )
     command.add_argument("file", type=Path, help="a HIP source, or a code object (.co)")
     command.add_argument("--arch", choices=ARCHES, action="append", help="default: both")
     command.add_argument("--top", type=int, default=12, help="how many opcodes to list")

@@ -90,7 +90,16 @@ def assemble(text: str, arch: str) -> bytes:
     with tempfile.TemporaryDirectory(prefix="cdna-") as folder:
         source, output = Path(folder) / "text.s", Path(folder) / "text.o"
         source.write_text(f".text\n{text}\n")
-        _zig("clang", "-target", "amdgcn-amd-amdhsa", f"-mcpu={arch}", "-c", "-o", str(output), str(source))
+        _zig(
+            "clang",
+            "-target",
+            "amdgcn-amd-amdhsa",
+            f"-mcpu={arch}",
+            "-c",
+            "-o",
+            str(output),
+            str(source),
+        )
         return parse(output.read_bytes(), arch).text
 
 

@@ -85,7 +85,9 @@ def _ds_two(
 
     def step(g: Group) -> None:
         base = g.u[address]
-        indices = [lds_index(g, (base + offset).astype(I64), nbytes, store, inst) for offset in offsets]
+        indices = [
+            lds_index(g, (base + offset).astype(I64), nbytes, store, inst) for offset in offsets
+        ]
         space = lds_space(g)
         if store:
             for index, register in zip(indices, data, strict=True):

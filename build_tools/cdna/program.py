@@ -165,7 +165,9 @@ class Program:
             raise Fault(f"{culprit}, waves {group.first}..{group.last - 1}: {error}") from error
 
     def untranslatable(self, mode: int) -> list[str]:
-        """Messages for the instructions that have no implementation, from a full pass over the text."""
+        """Messages for the instructions that have no implementation, from a full pass over the
+        text.
+        """
         target = Target(self.code.arch, self.vgprs, self.agprs, Mode(mode), self.literals)
         out = []
         for item in self.instructions.values():

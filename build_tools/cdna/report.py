@@ -1,7 +1,9 @@
-"""What a HIP file costs on gfx942 and gfx950: registers, LDS, spills, instruction mix, occupancy.
+"""What a HIP file costs on gfx942 and gfx950: registers, LDS, spills, instruction mix,
+occupancy.
 
-Limits of a compute unit: AMD's CDNA3 and CDNA4 ISA documents and LLVM's AMDGPU backend (512 vector registers per
-SIMD lane in granules of 8, 8 waves per SIMD, 4 SIMDs per CU, LDS of 64 and 160 KiB).
+Limits of a compute unit: AMD's CDNA3 and CDNA4 ISA documents and LLVM's AMDGPU backend (512
+vector registers per SIMD lane in granules of 8, 8 waves per SIMD, 4 SIMDs per CU, LDS of 64 and
+160 KiB).
 """
 
 from __future__ import annotations
@@ -65,8 +67,9 @@ class KernelReport:
 
     @property
     def waves_by_registers(self) -> int:
-        """Waves per SIMD that the vector registers allow. With AGPRs in use, the VGPRs are rounded up
-        to a multiple of four first (ACCUM_OFFSET)."""
+        """Waves per SIMD that the vector registers allow. With AGPRs in use, the VGPRs are
+        rounded up to a multiple of four first (ACCUM_OFFSET).
+        """
         total = (self.vgprs + 3) // 4 * 4 + self.agprs if self.agprs else self.vgprs
         rounded = max((total + GRANULE - 1) // GRANULE * GRANULE, GRANULE)
         return min(REGISTERS_PER_SIMD // rounded, WAVES_PER_SIMD)
@@ -94,7 +97,9 @@ def classify(opcode: str) -> str:
 
 
 def kernel_instructions(code: CodeObject, kernel: Kernel) -> Iterator[Instruction]:
-    """Instructions from the kernel's entry to the next kernel's; padding after the last s_endpgm is left out."""
+    """Instructions from the kernel's entry to the next kernel's; padding after the last
+    s_endpgm is left out.
+    """
     later = [k.entry for k in code.kernels.values() if k.entry > kernel.entry]
     start = kernel.entry - code.text_address
     stop = min(later) - code.text_address if later else len(code.text)
@@ -131,7 +136,9 @@ def describe(code: CodeObject) -> list[KernelReport]:
     return out
 
 
-def report(path: Path, flags: tuple[str, ...] = (), arches: tuple[str, ...] = ARCHES) -> list[KernelReport]:
+def report(
+    path: Path, flags: tuple[str, ...] = (), arches: tuple[str, ...] = ARCHES
+) -> list[KernelReport]:
     """Compile a HIP file for each architecture and describe its kernels."""
     return [entry for arch in arches for entry in describe(compile_hip(path, arch, flags))]
 
@@ -141,16 +148,22 @@ def render(entries: list[KernelReport], top: int = 12) -> str:
     lines = []
     for e in entries:
         total = sum(e.opcodes.values())
-        by_lds = "no LDS" if e.work_groups_by_lds is None else f"{e.work_groups_by_lds} work-groups by LDS"
+        by_lds = (
+            "no LDS"
+            if e.work_groups_by_lds is None
+            else f"{e.work_groups_by_lds} work-groups by LDS"
+        )
         lines += [
             f"{e.name} on {e.arch}",
             f"  registers  {e.vgprs} vector, {e.agprs} accumulation, {e.sgprs} scalar",
-            f"  spills     {e.vgpr_spills} vector, {e.sgpr_spills} scalar; scratch {e.scratch_bytes} bytes a lane",
+            f"  spills     {e.vgpr_spills} vector, {e.sgpr_spills} scalar",
+            f"  scratch    {e.scratch_bytes} bytes a lane",
             f"  LDS        {e.lds_bytes} bytes a work-group of at most {e.work_group}",
-            f"  occupancy  {e.occupancy} waves a SIMD ({e.waves_by_registers} by registers, {by_lds})",
+            f"  occupancy  {e.occupancy} waves a SIMD; {e.waves_by_registers} by registers, {by_lds}",
             f"  code       {total} instructions, {e.mfmas} MFMA",
             "  mix        " + ", ".join(f"{name} {count}" for name, count in e.mix.most_common()),
-            "  opcodes    " + ", ".join(f"{name} {count}" for name, count in e.opcodes.most_common(top)),
+            "  opcodes    "
+            + ", ".join(f"{name} {count}" for name, count in e.opcodes.most_common(top)),
             "",
         ]
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Run a few instructions, written in assembly, on given registers.
 
-LLVM's assembler (from ziglang) encodes them, so the tests share no bit layout with the decoder under test. The
-bytes are kept in build/ because assembling takes longer than executing.
+LLVM's assembler (from ziglang) encodes them, so the tests share no bit layout with the decoder
+under test. The bytes are kept in build/ because assembling takes longer than executing.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from aiter_wheel import ROOT
+
 from build_tools.cdna.code_object import CodeObject
 from build_tools.cdna.compiler import assemble
 from build_tools.cdna.program import Program
@@ -80,8 +81,8 @@ def run(
 ) -> After:
     """Execute assembly (or its bytes) with 64 vector and 64 accumulation registers.
 
-    v: register -> [64] or [waves, 64] of a 32- or 64-bit type. s: register -> int (64-bit if it needs to be) or
-    one value per wave.
+    v: register -> [64] or [waves, 64] of a 32- or 64-bit type. s: register -> int (64-bit if it
+    needs to be) or one value per wave.
     """
     if not isinstance(code, bytes):
         lines = [code] if isinstance(code, str) else list(code)
@@ -129,11 +130,54 @@ def float_bits(values: Any) -> np.ndarray:
     return np.asarray(values, np.float32).view(np.uint32)
 
 
-SPECIAL_INTEGERS = [0, 1, 2, 31, 32, 63, 0x7FFFFF, 0x800000, 0xFFFFFF, 0x1000000, 0x7FFFFFFF, 0x80000000,
-                    0x80000001, 0xFFFF, 0x8000, 0xFFFFFFFF, 0xFFFF0000, 0xAAAAAAAA]
-SPECIAL_FLOATS = [0.0, -0.0, 1.0, -1.0, 0.5, 1.5, 2.5, -2.5, 3.4028235e38, -3.4028235e38, np.inf, -np.inf, np.nan,
-                  1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38, 2**31, 2**32, -(2**31), 448.0, 464.0, 0.49999997,
-                  8388609.0, 1e-20, 1e20]
+SPECIAL_INTEGERS = [
+    0,
+    1,
+    2,
+    31,
+    32,
+    63,
+    0x7FFFFF,
+    0x800000,
+    0xFFFFFF,
+    0x1000000,
+    0x7FFFFFFF,
+    0x80000000,
+    0x80000001,
+    0xFFFF,
+    0x8000,
+    0xFFFFFFFF,
+    0xFFFF0000,
+    0xAAAAAAAA,
+]
+SPECIAL_FLOATS = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    0.5,
+    1.5,
+    2.5,
+    -2.5,
+    3.4028235e38,
+    -3.4028235e38,
+    np.inf,
+    -np.inf,
+    np.nan,
+    1e-45,
+    -1e-45,
+    1.1754942e-38,
+    1.1754944e-38,
+    2**31,
+    2**32,
+    -(2**31),
+    448.0,
+    464.0,
+    0.49999997,
+    8388609.0,
+    1e-20,
+    1e20,
+]
 
 
 def integers(seed: int, waves: int = 8) -> np.ndarray:
@@ -160,4 +204,6 @@ def same_floats(got: np.ndarray, expected: np.ndarray) -> bool:
     """Equal bit for bit, except that any NaN equals any NaN."""
     bits = {2: np.uint16, 4: np.uint32, 8: np.uint64}[got.dtype.itemsize]
     nan = np.isnan(expected)
-    return bool(np.array_equal(np.isnan(got), nan) and (got.view(bits) == expected.view(bits))[~nan].all())
+    return bool(
+        np.array_equal(np.isnan(got), nan) and (got.view(bits) == expected.view(bits))[~nan].all()
+    )

@@ -1,4 +1,6 @@
-"""Float8, bf16 and f16 conversions: every code and every pattern, in both families, against ml_dtypes and numpy."""
+"""Float8, bf16 and f16 conversions: every code and every pattern, in both families, against
+ml_dtypes and numpy.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +17,18 @@ TYPES = {
     ("gfx950", "bf8"): ml_dtypes.float8_e5m2,
 }
 PARAMETERS = [(*key, dtype) for key, dtype in TYPES.items()]
-ALL_BF16 = (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32).reshape(-1, 64)  # 1024 waves
+ALL_BF16 = (
+    (np.arange(1 << 16, dtype=np.uint32) << 16).view(np.float32).reshape(-1, 64)
+)  # 1024 waves
 
 
 def sampled() -> np.ndarray:
     """All bf16 patterns, and float32 values with low bits around every float8 rounding boundary."""
     random = np.random.default_rng(0)
     low = random.choice(np.array([1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32), (1 << 16))
-    return np.concatenate([ALL_BF16, (ALL_BF16.view(np.uint32) | low.reshape(-1, 64)).view(np.float32)])
+    return np.concatenate(
+        [ALL_BF16, (ALL_BF16.view(np.uint32) | low.reshape(-1, 64)).view(np.float32)]
+    )
 
 
 @pytest.mark.parametrize("arch, name, dtype", PARAMETERS)
@@ -47,14 +53,24 @@ def test_decode_all_codes(arch: str, name: str, dtype: type) -> None:
 @pytest.mark.parametrize("saturate", [False, True])
 @pytest.mark.parametrize("arch, name, dtype", PARAMETERS)
 def test_encode(arch: str, name: str, dtype: type, saturate: bool) -> None:
-    """Nearest even with denormals; overflow gives NaN (inf in OCP e5m2), or the maximum under FP16_OVFL."""
+    """Nearest even with denormals; overflow gives NaN (inf in OCP e5m2), or the maximum under
+    FP16_OVFL.
+    """
     value = sampled()
     waves = len(value)
     lines = [f"v_cvt_pk_{name}_f32 v2, v0, v1", f"v_cvt_pk_{name}_f32 v3, v0, v1 op_sel:[0,0,1]"]
     mode = HIP_MODE | (FP16_OVFL if saturate else 0)
-    after = run(lines, arch, v={0: value, 1: -value[::-1], 2: 0xAAAA5555, 3: 0xAAAA5555}, waves=waves, mode=mode)
+    after = run(
+        lines,
+        arch,
+        v={0: value, 1: -value[::-1], 2: 0xAAAA5555, 3: 0xAAAA5555},
+        waves=waves,
+        mode=mode,
+    )
     packed, upper = after.v(2), after.v(3)
-    assert (packed >> 16 == 0xAAAA).all() and (upper & 0xFFFF == 0x5555).all(), "the other half is kept"
+    assert (packed >> 16 == 0xAAAA).all() and (upper & 0xFFFF == 0x5555).all(), (
+        "the other half is kept"
+    )
     np.testing.assert_array_equal(packed & 0xFFFF, upper >> 16)
     with np.errstate(all="ignore"):
         for got, source in ((packed & 0xFF, value), (packed >> 8 & 0xFF, -value[::-1])):
@@ -70,7 +86,9 @@ def test_encode(arch: str, name: str, dtype: type, saturate: bool) -> None:
 
 def test_bf16_of_all_patterns() -> None:
     value = sampled()
-    after = run("v_cvt_pk_bf16_f32 v2, v0, v1", "gfx950", v={0: value, 1: value[::-1]}, waves=len(value))
+    after = run(
+        "v_cvt_pk_bf16_f32 v2, v0, v1", "gfx950", v={0: value, 1: value[::-1]}, waves=len(value)
+    )
     with np.errstate(all="ignore"):
         for got, source in ((after.v(2) & 0xFFFF, value), (after.v(2) >> 16, value[::-1])):
             got = got.astype(np.uint16).view(ml_dtypes.bfloat16).astype(np.float32)
@@ -81,9 +99,13 @@ def test_f16_of_all_patterns() -> None:
     """f16 -> f32 for all 65536 patterns, and f32 -> f16 to nearest even and toward zero."""
     pattern = np.arange(1 << 16, dtype=np.uint32).reshape(-1, 64)
     after = run("v_cvt_f32_f16 v1, v0", v={0: pattern}, waves=1024)
-    assert same_floats(after.v(1, np.float32), pattern.astype(np.uint16).view(np.float16).astype(np.float32))
+    assert same_floats(
+        after.v(1, np.float32), pattern.astype(np.uint16).view(np.float16).astype(np.float32)
+    )
     value = sampled()
-    after = run(["v_cvt_f16_f32 v1, v0", "v_cvt_pkrtz_f16_f32 v2, v0, 0"], v={0: value}, waves=len(value))
+    after = run(
+        ["v_cvt_f16_f32 v1, v0", "v_cvt_pkrtz_f16_f32 v2, v0, 0"], v={0: value}, waves=len(value)
+    )
     with np.errstate(all="ignore"):
         half = value.astype(np.float16)
         assert same_floats(after.v(1).astype(np.uint16).view(np.float16), half)
@@ -97,7 +119,9 @@ def test_f16_of_all_patterns() -> None:
         np.testing.assert_array_equal(np.isnan(toward), np.isnan(value))
 
 
-@pytest.mark.parametrize("name, dtype", [("fp8", ml_dtypes.float8_e4m3fn), ("bf8", ml_dtypes.float8_e5m2)])
+@pytest.mark.parametrize(
+    "name, dtype", [("fp8", ml_dtypes.float8_e4m3fn), ("bf8", ml_dtypes.float8_e5m2)]
+)
 def test_scaled_conversions(name: str, dtype: type) -> None:
     """gfx950 v_cvt_scalef32: the exponent field of the scale register is a power of two."""
     code = np.arange(256, dtype=np.uint8).reshape(4, 64)

@@ -1,15 +1,18 @@
-"""Small HIP kernels, compiled by ziglang's clang for both chips and executed: whole paths from source to result."""
+"""Small HIP kernels, compiled by ziglang's clang for both chips and executed: whole paths from
+source to result.
+"""
 
 from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
 import pytest
+from machine import same_floats
+
 from build_tools.cdna.compiler import ARCHES, CompileError, compile_cached, compile_hip
 from build_tools.cdna.launch import launch
 from build_tools.cdna.schedule import Lockstep, RoundRobin
 from build_tools.cdna.state import Fault
-from machine import same_floats
 
 HEADER = "#include <hip/hip_runtime.h>\n"
 KERNEL = HEADER + 'extern "C" __global__ void '
@@ -20,7 +23,11 @@ GLOBAL = "unsigned i = blockIdx.x * blockDim.x + threadIdx.x;"
 @both
 def test_grid_tails_and_exact_division(arch: str) -> None:
     """blockDim comes from the hidden arguments; the last work-group is partly masked."""
-    source = KERNEL + f"k(const float* x, float* y, float a, int n) {{ {GLOBAL} if (i < n) y[i] = a * x[i] / y[i]; }}"
+    source = (
+        KERNEL
+        + f"""k(const float* x, float* y, float a, int n) {{
+      {GLOBAL} if (i < n) y[i] = a * x[i] / y[i]; }}"""
+    )
     random = np.random.default_rng(0)
     x, y = (random.standard_normal(10007).astype(np.float32) for _ in range(2))
     before = y.copy()
@@ -31,9 +38,12 @@ def test_grid_tails_and_exact_division(arch: str) -> None:
 @both
 @pytest.mark.parametrize("block", [64, 100, 256, 1024])
 def test_grid_stride_reduction(arch: str, block: int) -> None:
-    """Shuffles, LDS, a barrier, one atomic for a work-group; loops of different length. In a partial
-    wave inactive lanes shuffle zeros in."""
-    source = KERNEL + f"""k(const float* x, float* out, int n) {{
+    """Shuffles, LDS, a barrier, one atomic for a work-group; loops of different length. In a
+    partial wave inactive lanes shuffle zeros in.
+    """
+    source = (
+        KERNEL
+        + f"""k(const float* x, float* out, int n) {{
       __shared__ float part[16];
       float v = 0;
       for ({GLOBAL[:-1]}; i < n; i += gridDim.x * blockDim.x) v += x[i];
@@ -46,7 +56,10 @@ def test_grid_stride_reduction(arch: str, block: int) -> None:
         atomicAdd(out, s);
       }}
     }}"""
-    x = np.random.default_rng(0).integers(-8, 9, 5000).astype(np.float32)  # sums are exact in any order
+    )
+    x = (
+        np.random.default_rng(0).integers(-8, 9, 5000).astype(np.float32)
+    )  # sums are exact in any order
     out = np.zeros(1, np.float32)
     stats = launch(compile_cached(source, arch), "k", 5, block, x, out, 5000, find_races=True)
     assert out[0] == x.sum() and not stats.races
@@ -54,11 +67,15 @@ def test_grid_stride_reduction(arch: str, block: int) -> None:
 
 @both
 def test_three_dimensional_grids(arch: str) -> None:
-    source = KERNEL + """k(int* out, int nx, int ny) {
+    source = (
+        KERNEL
+        + """k(int* out, int nx, int ny) {
       int x = blockIdx.x * blockDim.x + threadIdx.x, y = blockIdx.y * blockDim.y + threadIdx.y,
           z = blockIdx.z * blockDim.z + threadIdx.z;
-      out[(z * ny + y) * nx + x] = x + 1000 * y + 1000000 * z + 7 * (gridDim.x * 100 + gridDim.y * 10 + gridDim.z);
+      int dims = gridDim.x * 100 + gridDim.y * 10 + gridDim.z;
+      out[(z * ny + y) * nx + x] = x + 1000 * y + 1000000 * z + 7 * dims;
     }"""
+    )
     nx, ny, nz = 3 * 8, 2 * 4, 5 * 2
     out = np.zeros((nz, ny, nx), np.int32)
     launch(compile_cached(source, arch), "k", (3, 2, 5), (8, 4, 2), out, nx, ny)
@@ -68,7 +85,9 @@ def test_three_dimensional_grids(arch: str) -> None:
 
 @both
 def test_scratch_and_dynamic_lds(arch: str) -> None:
-    source = HEADER + """extern __shared__ int pool[];
+    source = (
+        HEADER
+        + """extern __shared__ int pool[];
     extern "C" __global__ void k(const int* index, int* out, int n) {
       int table[37];
       for (int j = 0; j < 37; j++) table[j] = j * j + threadIdx.x;
@@ -76,6 +95,7 @@ def test_scratch_and_dynamic_lds(arch: str) -> None:
       __syncthreads();
       out[threadIdx.x] = pool[(threadIdx.x + 1) % n];
     }"""
+    )
     index = np.random.default_rng(0).integers(0, 37, 128).astype(np.int32)
     out = np.zeros(128, np.int32)
     code = compile_cached(source, arch)
@@ -88,10 +108,21 @@ def test_scratch_and_dynamic_lds(arch: str) -> None:
 
 @both
 def test_constant_tables_and_calls(arch: str) -> None:
-    """Constants are read through s_getpc; a function that is not inlined is called through s_swappc."""
-    source = HEADER + """__constant__ float table[5] = {1.5f, -2.f, 3.25f, 8.f, 0.125f};
-    __device__ __noinline__ float twice(float x, int n) { for (int i = 0; i < n; i++) x = x * 2 + i; return x; }
-    extern "C" __global__ void k(const int* n, float* y) { int i = threadIdx.x; y[i] = twice(table[n[i] % 5], n[i]); }"""
+    """Constants are read through s_getpc; a function that is not inlined is called through
+    s_swappc.
+    """
+    source = (
+        HEADER
+        + """__constant__ float table[5] = {1.5f, -2.f, 3.25f, 8.f, 0.125f};
+    __device__ __noinline__ float twice(float x, int n) {
+      for (int i = 0; i < n; i++) x = x * 2 + i;
+      return x;
+    }
+    extern "C" __global__ void k(const int* n, float* y) {
+      int i = threadIdx.x;
+      y[i] = twice(table[n[i] % 5], n[i]);
+    }"""
+    )
     n = np.random.default_rng(0).integers(0, 9, 64).astype(np.int32)
     y = np.zeros(64, np.float32)
     launch(compile_cached(source, arch), "k", 1, 64, n, y)
@@ -110,7 +141,8 @@ CONVERSION = """k(const unsigned short* x, unsigned* y, float inverse, int n) {
   float v[4];
   for (int j = 0; j < 4; j++) v[j] = __uint_as_float(unsigned(x[i * 4 + j]) << 16) * inverse;
   const float limit = %s;
-  for (int j = 0; j < 4; j++) v[j] = v[j] != v[j] ? v[j] : __builtin_amdgcn_fmed3f(v[j], limit, -limit);
+  for (int j = 0; j < 4; j++)
+    v[j] = v[j] != v[j] ? v[j] : __builtin_amdgcn_fmed3f(v[j], limit, -limit);
   int packed = __builtin_amdgcn_cvt_pk_fp8_f32(v[0], v[1], 0, false);
   y[i] = __builtin_amdgcn_cvt_pk_fp8_f32(v[2], v[3], packed, true);
 }"""
@@ -137,8 +169,13 @@ def test_bf16_to_fp8_for_all_patterns(arch: str, inverse: float) -> None:
 
 @both
 def test_without_a_clamp_overflow_is_nan(arch: str) -> None:
-    source = KERNEL + """k(const float* x, unsigned* y) {
-      y[threadIdx.x] = __builtin_amdgcn_cvt_pk_fp8_f32(x[threadIdx.x], -x[threadIdx.x], 0, false); }"""
+    source = (
+        KERNEL
+        + """k(const float* x, unsigned* y) {
+      int i = threadIdx.x;
+      y[i] = __builtin_amdgcn_cvt_pk_fp8_f32(x[i], -x[i], 0, false);
+    }"""
+    )
     dtype = ml_dtypes.float8_e4m3fnuz if arch == "gfx942" else ml_dtypes.float8_e4m3fn
     x = np.geomspace(100, 1000, 64).astype(np.float32)
     y = np.zeros(64, np.uint32)
@@ -150,14 +187,19 @@ def test_without_a_clamp_overflow_is_nan(arch: str) -> None:
 
 @both
 def test_raw_buffers(arch: str) -> None:
-    """Loads beyond num_records give 0 and stores there are dropped; the neighbouring data is not zero."""
-    source = HEADER + """typedef int v4i __attribute__((ext_vector_type(4)));
+    """Loads beyond num_records give 0 and stores there are dropped; the neighbouring data is
+    not zero.
+    """
+    source = (
+        HEADER
+        + """typedef int v4i __attribute__((ext_vector_type(4)));
     extern "C" __global__ void k(const int* x, int* y, int bytes) {
       auto in = __builtin_amdgcn_make_buffer_rsrc((void*)x, 0, bytes, 0x00027000);
       auto out = __builtin_amdgcn_make_buffer_rsrc((void*)y, 0, bytes, 0x00027000);
       v4i v = __builtin_amdgcn_raw_buffer_load_b128(in, threadIdx.x * 16, 4, 0);
       __builtin_amdgcn_raw_buffer_store_b128(v + 1, out, threadIdx.x * 16, 4, 0);
     }"""
+    )
     x = np.arange(1000, 1400, dtype=np.int32)
     y = np.full(400, -7, np.int32)
     launch(compile_cached(source, arch), "k", 1, 64, x, y, 600)
@@ -173,17 +215,24 @@ def test_raw_buffers(arch: str) -> None:
 @both
 def test_24_bit_multiplication(arch: str) -> None:
     """Signed and unsigned 24-bit products, with negative factors and garbage in the upper byte."""
-    source = KERNEL + f"""k(const int* a, const int* b, int* s, unsigned* u, int n) {{
+    source = (
+        KERNEL
+        + f"""k(const int* a, const int* b, int* s, unsigned* u, int n) {{
       {GLOBAL}
       if (i >= n) return;
       s[i] = __builtin_amdgcn_mul_i24(a[i], b[i]);
       u[i] = __builtin_amdgcn_mul_u24(a[i], b[i]);
     }}"""
+    )
     random = np.random.default_rng(0)
     a, b = (random.integers(-(1 << 31), 1 << 31, 1000).astype(np.int32) for _ in range(2))
     s, u = np.zeros(1000, np.int32), np.zeros(1000, np.uint32)
-    source = source.replace("__builtin_amdgcn_mul_i24(a[i], b[i])", "((a[i] << 8) >> 8) * ((b[i] << 8) >> 8)")
-    source = source.replace("__builtin_amdgcn_mul_u24(a[i], b[i])", "(a[i] & 0xffffffu) * (b[i] & 0xffffffu)")
+    source = source.replace(
+        "__builtin_amdgcn_mul_i24(a[i], b[i])", "((a[i] << 8) >> 8) * ((b[i] << 8) >> 8)"
+    )
+    source = source.replace(
+        "__builtin_amdgcn_mul_u24(a[i], b[i])", "(a[i] & 0xffffffu) * (b[i] & 0xffffffu)"
+    )
     code = compile_cached(source, arch)
     stats = launch(code, "k", 4, 256, a, b, s, u, 1000)
     assert stats.counts["v_mul_i32_i24"] and stats.counts["v_mul_u32_u24"]
@@ -196,7 +245,9 @@ def test_24_bit_multiplication(arch: str) -> None:
 @both
 def test_divergent_branches(arch: str) -> None:
     """Nested conditions and loops that end lane by lane: EXEC is saved, narrowed and restored."""
-    source = KERNEL + f"""k(const int* x, int* y, int n) {{
+    source = (
+        KERNEL
+        + f"""k(const int* x, int* y, int n) {{
       {GLOBAL}
       if (i >= n) return;
       int v = x[i], steps = 0;
@@ -206,6 +257,7 @@ def test_divergent_branches(arch: str) -> None:
       }}
       y[i] = steps;
     }}"""
+    )
     x = np.arange(1, 701, dtype=np.int32)
     y = np.zeros(700, np.int32)
 
@@ -224,11 +276,14 @@ def test_divergent_branches(arch: str) -> None:
 
 @both
 def test_clamp_folds_into_the_instruction(arch: str) -> None:
-    source = KERNEL + """k(const float* x, float* y) {
+    source = (
+        KERNEL
+        + """k(const float* x, float* y) {
       float v = x[threadIdx.x] * 2.f + x[threadIdx.x + 64];
       y[threadIdx.x] = __builtin_amdgcn_fmed3f(v, 0.f, 1.f);
       y[threadIdx.x + 64] = -__builtin_fabsf(x[threadIdx.x]) * x[threadIdx.x + 64];
     }"""
+    )
     x = np.random.default_rng(0).standard_normal(128).astype(np.float32)
     y = np.zeros(128, np.float32)
     launch(compile_cached(source, arch), "k", 1, 64, x, y)
@@ -236,16 +291,20 @@ def test_clamp_folds_into_the_instruction(arch: str) -> None:
     np.testing.assert_array_equal(y[64:], -np.abs(x[:64]) * x[64:])
 
 
-MATRIX = HEADER + """
+MATRIX = (
+    HEADER
+    + """
 typedef float f4 __attribute__((ext_vector_type(4)));
 extern "C" __global__ void k(const long* a, const long* b, float* d, int tiles) {
   int lane = threadIdx.x, row = lane % 16, group = lane / 16;
   f4 acc = {0, 0, 0, 0};
-  for (int t = 0; t < tiles; t++)
-    acc = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(a[(row * tiles + t) * 4 + group], b[(row * tiles + t) * 4 + group],
-                                                     acc, 0, 0, 0);
+  for (int t = 0; t < tiles; t++) {
+    int at = (row * tiles + t) * 4 + group;
+    acc = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(a[at], b[at], acc, 0, 0, 0);
+  }
   for (int r = 0; r < 4; r++) d[(4 * group + r) * 16 + row] = acc[r];
 }"""
+)
 
 
 @both
@@ -254,9 +313,13 @@ def test_fp8_matrix_product(arch: str) -> None:
     random = np.random.default_rng(0)
     a, b = (random.standard_normal((16, 160)).astype(dtype) for _ in range(2))
     d = np.zeros((16, 16), np.float32)
-    stats = launch(compile_cached(MATRIX, arch), "k", 1, 64, a.view(np.uint8), b.view(np.uint8), d, 5)
+    stats = launch(
+        compile_cached(MATRIX, arch), "k", 1, 64, a.view(np.uint8), b.view(np.uint8), d, 5
+    )
     assert stats.counts["v_mfma_f32_16x16x32_fp8_fp8"] == 5
-    np.testing.assert_allclose(d, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        d, a.astype(np.float64) @ b.astype(np.float64).T, rtol=1e-5, atol=1e-5
+    )
 
 
 @both
@@ -268,8 +331,13 @@ def test_out_of_bounds_access_is_found(arch: str) -> None:
 
 
 def test_structs_and_wrong_arguments() -> None:
-    source = HEADER + """struct A { const int* x; int* y; float f; long n; short s; };
-    extern "C" __global__ void k(A a, int more) { a.y[threadIdx.x] = a.x[threadIdx.x] * int(a.f) + a.n + a.s + more; }"""
+    source = (
+        HEADER
+        + """struct A { const int* x; int* y; float f; long n; short s; };
+    extern "C" __global__ void k(A a, int more) {
+      a.y[threadIdx.x] = a.x[threadIdx.x] * int(a.f) + a.n + a.s + more;
+    }"""
+    )
     x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
     code = compile_cached(source, "gfx942")
     launch(code, "k", 1, 64, (x, y, np.float32(3), np.int64(-5), np.int16(7)), 100)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from machine import integers, run
+
 from build_tools.cdna.decoder import UnknownInstruction
 from build_tools.cdna.state import Fault
-from machine import integers, run
 
 LANE = np.arange(64)
 MASK = 0xFF00FF00F0F0A5A5
@@ -23,11 +24,27 @@ def at(data: np.ndarray, address: np.ndarray, nbytes: int) -> np.ndarray:
 
 
 def addresses(align: int) -> np.ndarray:
-    return np.random.default_rng(7).permutation(SIZE // 16 - 4)[:64].astype(np.uint32) * 16 // align * align
+    return (
+        np.random.default_rng(7).permutation(SIZE // 16 - 4)[:64].astype(np.uint32)
+        * 16
+        // align
+        * align
+    )
 
 
-@pytest.mark.parametrize("name, nbytes", [("u8", 1), ("i8", 1), ("u16", 2), ("i16", 2), ("b32", 4), ("b64", 8),
-                                          ("b96", 12), ("b128", 16)])
+@pytest.mark.parametrize(
+    "name, nbytes",
+    [
+        ("u8", 1),
+        ("i8", 1),
+        ("u16", 2),
+        ("i16", 2),
+        ("b32", 4),
+        ("b64", 8),
+        ("b96", 12),
+        ("b128", 16),
+    ],
+)
 @pytest.mark.parametrize("mask", [0xFFFFFFFFFFFFFFFF, MASK])
 def test_read(name: str, nbytes: int, mask: int) -> None:
     data, address = contents(), addresses(4)
@@ -35,9 +52,15 @@ def test_read(name: str, nbytes: int, mask: int) -> None:
     active = np.array([mask >> k & 1 for k in range(64)], bool)
     words = max(nbytes // 4, 1)
     target = f"v[4:{3 + words}]" if words > 1 else "v4"
-    wild = np.where(active, address, 0x7FFFFFF0).astype(np.uint32)  # inactive lanes may point anywhere
-    after = run(f"ds_read_{name} {target}, v0 offset:32", v={0: wild, **{4 + k: 9 for k in range(4)}}, lds=data,
-                exec_mask=mask)
+    wild = np.where(active, address, 0x7FFFFFF0).astype(
+        np.uint32
+    )  # inactive lanes may point anywhere
+    after = run(
+        f"ds_read_{name} {target}, v0 offset:32",
+        v={0: wild, **{4 + k: 9 for k in range(4)}},
+        lds=data,
+        exec_mask=mask,
+    )
     for k in range(words):
         value = at(data, address.astype(np.int64) + 32 + 4 * k, min(nbytes, 4))
         if name[0] == "i":
@@ -45,14 +68,21 @@ def test_read(name: str, nbytes: int, mask: int) -> None:
         np.testing.assert_array_equal(after.v(4 + k)[0], np.where(active, value & 0xFFFFFFFF, 9))
 
 
-@pytest.mark.parametrize("name, nbytes", [("b8", 1), ("b16", 2), ("b32", 4), ("b64", 8), ("b96", 12), ("b128", 16)])
+@pytest.mark.parametrize(
+    "name, nbytes", [("b8", 1), ("b16", 2), ("b32", 4), ("b64", 8), ("b96", 12), ("b128", 16)]
+)
 @pytest.mark.parametrize("mask", [0xFFFFFFFFFFFFFFFF, MASK])
 def test_write(name: str, nbytes: int, mask: int) -> None:
     data, address = contents(), addresses(4) + np.uint32(1 if nbytes < 4 else 0)
     values = {4 + k: integers(k, 1)[0] for k in range(4)}
     words = max(nbytes // 4, 1)
     source = f"v[4:{3 + words}]" if words > 1 else "v4"
-    after = run(f"ds_write_{name} v0, {source} offset:16", v={0: address, **values}, lds=data, exec_mask=mask)
+    after = run(
+        f"ds_write_{name} v0, {source} offset:16",
+        v={0: address, **values},
+        lds=data,
+        exec_mask=mask,
+    )
     expected = data.copy()
     for lane in range(64):
         if mask >> lane & 1:
@@ -64,14 +94,23 @@ def test_write(name: str, nbytes: int, mask: int) -> None:
 
 def test_halves_of_registers() -> None:
     data, address = contents(), addresses(4)
-    code = ["ds_read_u8_d16 v4, v0", "ds_read_i8_d16_hi v5, v0", "ds_read_u16_d16_hi v6, v0 offset:2",
-            "ds_write_b16_d16_hi v0, v1 offset:2", "ds_write_b8_d16_hi v0, v1 offset:5"]
+    code = [
+        "ds_read_u8_d16 v4, v0",
+        "ds_read_i8_d16_hi v5, v0",
+        "ds_read_u16_d16_hi v6, v0 offset:2",
+        "ds_write_b16_d16_hi v0, v1 offset:2",
+        "ds_write_b8_d16_hi v0, v1 offset:5",
+    ]
     value = integers(1, 1)[0]
-    after = run(code, v={0: address, 1: value, 4: 0xAAAABBBB, 5: 0xAAAABBBB, 6: 0xAAAABBBB}, lds=data)
+    after = run(
+        code, v={0: address, 1: value, 4: 0xAAAABBBB, 5: 0xAAAABBBB, 6: 0xAAAABBBB}, lds=data
+    )
     index = address.astype(np.int64)
     byte = data[index].astype(np.int64)
     np.testing.assert_array_equal(after.v(4)[0], 0xAAAA0000 | byte)
-    np.testing.assert_array_equal(after.v(5)[0], (np.where(byte > 127, byte - 256, byte) & 0xFFFF) << 16 | 0xBBBB)
+    np.testing.assert_array_equal(
+        after.v(5)[0], (np.where(byte > 127, byte - 256, byte) & 0xFFFF) << 16 | 0xBBBB
+    )
     np.testing.assert_array_equal(after.v(6)[0], at(data, index + 2, 2) << 16 | 0xBBBB)
     np.testing.assert_array_equal(at(after.batch.lds, index + 2, 2), value >> 16)
     np.testing.assert_array_equal(after.batch.lds[index + 5], value >> 16 & 255)
@@ -80,7 +119,9 @@ def test_halves_of_registers() -> None:
 @pytest.mark.parametrize("stride64", [False, True])
 @pytest.mark.parametrize("bits", [32, 64])
 def test_two_at_once(bits: int, stride64: bool) -> None:
-    """read2/write2: two offsets in elements (or 64 elements); only active lanes' addresses count."""
+    """read2/write2: two offsets in elements (or 64 elements); only active lanes' addresses
+    count.
+    """
     data = contents()
     nbytes, infix = bits // 8, "st64" if stride64 else ""
     unit = nbytes * (64 if stride64 else 1)
@@ -101,12 +142,18 @@ def test_two_at_once(bits: int, stride64: bool) -> None:
     offsets = (0, 1)
     unit = nbytes
     write = f"ds_write2_b{bits} v0, {sources[0]}, {sources[1]} offset0:0 offset1:1"
-    after = run(write, v={0: np.where(ACTIVE, spread, 0xFFFFFFF0).astype(np.uint32), **values}, lds=data,
-                exec_mask=MASK)
+    after = run(
+        write,
+        v={0: np.where(ACTIVE, spread, 0xFFFFFFF0).astype(np.uint32), **values},
+        lds=data,
+        exec_mask=MASK,
+    )
     expected = data.copy()
     for lane in LANE[ACTIVE]:
         for k in (0, 1):
-            raw = b"".join(int(values[4 + 2 * k + w][lane]).to_bytes(4, "little") for w in range(words))
+            raw = b"".join(
+                int(values[4 + 2 * k + w][lane]).to_bytes(4, "little") for w in range(words)
+            )
             start = int(spread[lane]) + k * unit
             expected[start : start + nbytes] = np.frombuffer(raw, np.uint8)
     np.testing.assert_array_equal(after.batch.lds[:SIZE], expected)
@@ -159,7 +206,9 @@ def test_bpermute_and_permute() -> None:
     lane = np.random.default_rng(0).permutation(64)
     address = (lane * 4 + 256 * 3 + 2).astype(np.uint32)  # low and high bits do not count
     after = run("ds_bpermute_b32 v4, v0, v1", v={0: address, 1: a, 4: 7}, exec_mask=MASK)
-    np.testing.assert_array_equal(after.v(4)[0], np.where(ACTIVE, np.where(ACTIVE[lane], a[lane], 0), 7))
+    np.testing.assert_array_equal(
+        after.v(4)[0], np.where(ACTIVE, np.where(ACTIVE[lane], a[lane], 0), 7)
+    )
     after = run("ds_bpermute_b32 v4, v0, v1 offset:8", v={0: address, 1: a})
     np.testing.assert_array_equal(after.v(4)[0], a[(lane + 2) % 64])
     after = run("ds_permute_b32 v4, v0, v1", v={0: address, 1: a})
@@ -168,7 +217,9 @@ def test_bpermute_and_permute() -> None:
     np.testing.assert_array_equal(after.v(4)[0], expected)
     after = run("ds_permute_b32 v4, v0, v1", v={0: 20, 1: a, 4: 7}, exec_mask=MASK)
     last = int(np.flatnonzero(ACTIVE)[-1])  # the highest lane wins
-    np.testing.assert_array_equal(after.v(4)[0], np.where(ACTIVE, np.where(LANE == 5, a[last], 0), 7))
+    np.testing.assert_array_equal(
+        after.v(4)[0], np.where(ACTIVE, np.where(LANE == 5, a[last], 0), 7)
+    )
 
 
 def test_swizzle() -> None:
@@ -202,7 +253,12 @@ def test_transposing_reads() -> None:
     with pytest.raises(UnknownInstruction, match="ds_read_b64_tr_b8.*gfx942"):
         from machine import assembled
 
-        run(assembled(["ds_read_b64_tr_b8 v[4:5], v0", "s_endpgm"], "gfx950"), "gfx942", v={0: address}, lds=data)
+        run(
+            assembled(["ds_read_b64_tr_b8 v[4:5], v0", "s_endpgm"], "gfx950"),
+            "gfx942",
+            v={0: address},
+            lds=data,
+        )
 
 
 ATOMICS = {
@@ -238,7 +294,10 @@ def test_atomics(name: str) -> None:
     address = (slot * cells.itemsize).astype(np.uint32)
     operation, kind = name.rsplit("_", 1)
     registers = ("v[4:5]", "v[2:3]") if wide else ("v4", "v2")
-    for code in (f"ds_{name} v0, {registers[1]}", f"ds_{operation}_rtn_{kind} {registers[0]}, v0, {registers[1]}"):
+    for code in (
+        f"ds_{name} v0, {registers[1]}",
+        f"ds_{operation}_rtn_{kind} {registers[0]}, v0, {registers[1]}",
+    ):
         after = run(code, v={0: address, 2: data}, lds=cells, exec_mask=MASK)
         np.testing.assert_array_equal(after.batch.lds[: cells.nbytes].view(dtype), expected)
     np.testing.assert_array_equal(after.v(4, dtype)[0][ACTIVE], found[ACTIVE])
@@ -247,9 +306,15 @@ def test_atomics(name: str) -> None:
 def test_compare_and_swap_and_exchange() -> None:
     """ds_cmpst: the first data operand is the comparand."""
     cells = np.array([5, 6], np.uint32)
-    after = run("ds_cmpst_rtn_b32 v4, v0, v1, v2", v={0: [0] * 32 + [4] * 32, 1: 5, 2: LANE.astype(np.uint32)},
-                lds=cells)
+    after = run(
+        "ds_cmpst_rtn_b32 v4, v0, v1, v2",
+        v={0: [0] * 32 + [4] * 32, 1: 5, 2: LANE.astype(np.uint32)},
+        lds=cells,
+    )
     assert after.batch.lds[:8].view(np.uint32).tolist() == [0, 6]
     assert after.v(4)[0].tolist() == [5] + [0] * 31 + [6] * 32
     after = run("ds_wrxchg_rtn_b32 v4, v0, v1", v={0: 0, 1: LANE.astype(np.uint32)}, lds=cells)
-    assert after.batch.lds[:4].view(np.uint32)[0] == 63 and after.v(4)[0].tolist() == [5, *range(63)]
+    assert after.batch.lds[:4].view(np.uint32)[0] == 63 and after.v(4)[0].tolist() == [
+        5,
+        *range(63),
+    ]

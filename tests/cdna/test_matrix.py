@@ -12,7 +12,9 @@ BF8 = {"gfx942": ml_dtypes.float8_e5m2fnuz, "gfx950": ml_dtypes.float8_e5m2}
 
 
 def pack(matrix: np.ndarray) -> np.ndarray:
-    """[registers, 64]: lane l holds row l % M of an [M, K] operand, k-block l // M, from the low end up."""
+    """[registers, 64]: lane l holds row l % M of an [M, K] operand, k-block l // M, from the
+    low end up.
+    """
     m, k = matrix.shape
     per_lane = k * m // 64
     out = []
@@ -88,20 +90,30 @@ def operands(m: int, k: int, a_type: type, b_type: type, seed: int = 0) -> tuple
 
 
 @pytest.mark.parametrize("files", ["vv", "aa", "av"])
-@pytest.mark.parametrize("arch, name, m, k, a_type, b_type", CASES, ids=lambda x: getattr(x, "__name__", str(x)))
+@pytest.mark.parametrize(
+    "arch, name, m, k, a_type, b_type", CASES, ids=lambda x: getattr(x, "__name__", str(x))
+)
 def test_mfma(arch: str, name: str, m: int, k: int, a_type: type, b_type: type, files: str) -> None:
     """D = A B^T + C with operands in either register file."""
     a, b, c = operands(m, k, a_type, b_type)
     pa, pb, pc = pack(a), pack(b), spread(c)
     base = {"v": 0, "a": 64}
-    state = {**registers(base[files[0]], pa), **registers(base[files[1]] + 16, pb), **registers(32, pc)}
+    state = {
+        **registers(base[files[0]], pa),
+        **registers(base[files[1]] + 16, pb),
+        **registers(32, pc),
+    }
     n, count = len(pa), len(pc)
-    code = (f"v_mfma_{name} {span('v', 32, count)}, {span(files[0], 0, n)}, {span(files[1], 16, len(pb))}, "
-            f"{span('v', 32, count)}")
+    code = (
+        f"v_mfma_{name} {span('v', 32, count)}, {span(files[0], 0, n)}, "
+        f"{span(files[1], 16, len(pb))}, {span('v', 32, count)}"
+    )
     after = run(code, arch, v=state, exec_mask=1)  # EXEC does not matter
     result = np.array([after.v(32 + r)[0] for r in range(count)])
     if a_type is np.int8:
-        np.testing.assert_array_equal(unpack(result.view(np.int32), m), a.astype(np.int32) @ b.T.astype(np.int32) + c)
+        np.testing.assert_array_equal(
+            unpack(result.view(np.int32), m), a.astype(np.int32) @ b.T.astype(np.int32) + c
+        )
         return
     exact = a.astype(np.float64) @ b.astype(np.float64).T + c
     np.testing.assert_allclose(unpack(result.view(np.float32), m), exact, rtol=1e-6, atol=1e-5)
@@ -147,13 +159,23 @@ def test_block_scales(m: int, k: int, byte_a: int, byte_b: int) -> None:
     scales = random.integers(120, 135, (2, m, k // 32))
     state = {**registers(0, pack(a)), **registers(16, pack(b)), **registers(32, spread(c))}
     for register, which, byte in ((60, 0, byte_a), (61, 1, byte_b)):
-        word = [int(scales[which, lane % m, lane // m]) << 8 * byte | 0x11 << 8 * ((byte + 1) % 4) for lane in range(64)]
+        word = [
+            int(scales[which, lane % m, lane // m]) << 8 * byte | 0x11 << 8 * ((byte + 1) % 4)
+            for lane in range(64)
+        ]
         state[register] = np.array(word, np.uint32)
     count = m * m // 64
     after = run(
-        f"v_mfma_scale_f32_{m}x{m}x{k}_f8f6f4 v[32:{31 + count}], v[0:7], v[16:23], v[32:{31 + count}], v60, v61 "
-        f"op_sel:[{byte_a & 1},{byte_b & 1},0] op_sel_hi:[{byte_a >> 1},{byte_b >> 1},0]", "gfx950", v=state)
-    wide = [x.astype(np.float64) * np.repeat(2.0 ** (scales[i] - 127), 32, axis=1) for i, x in enumerate((a, b))]
+        f"v_mfma_scale_f32_{m}x{m}x{k}_f8f6f4 v[32:{31 + count}], v[0:7], v[16:23], "
+        f"v[32:{31 + count}], v60, v61 "
+        f"op_sel:[{byte_a & 1},{byte_b & 1},0] op_sel_hi:[{byte_a >> 1},{byte_b >> 1},0]",
+        "gfx950",
+        v=state,
+    )
+    wide = [
+        x.astype(np.float64) * np.repeat(2.0 ** (scales[i] - 127), 32, axis=1)
+        for i, x in enumerate((a, b))
+    ]
     result = np.array([after.v(32 + r, np.float32)[0] for r in range(count)])
     np.testing.assert_allclose(unpack(result, m), wide[0] @ wide[1].T + c, rtol=1e-6, atol=1e-3)
 
@@ -167,6 +189,8 @@ def test_mixed_formats_and_float4() -> None:
     a = np.where(values & 8, -table[values & 7], table[values & 7])
     b = (random.standard_normal((16, 128)) * 2).astype(BF8["gfx950"])
     state = {**registers(0, pack(fp4)), **registers(16, pack(b))}
-    after = run("v_mfma_f32_16x16x128_f8f6f4 v[32:35], v[0:3], v[16:23], 0 cbsz:4 blgp:1", "gfx950", v=state)
+    after = run(
+        "v_mfma_f32_16x16x128_f8f6f4 v[32:35], v[0:3], v[16:23], 0 cbsz:4 blgp:1", "gfx950", v=state
+    )
     result = np.array([after.v(32 + r, np.float32)[0] for r in range(4)])
     np.testing.assert_allclose(unpack(result, 16), a @ b.astype(np.float64).T, rtol=1e-6, atol=1e-5)

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from build_tools.cdna.__main__ import main
 from build_tools.cdna.report import KernelReport, report
 
@@ -14,7 +15,8 @@ typedef float f4 __attribute__((ext_vector_type(4)));
 extern "C" __global__ __launch_bounds__(256) void matrix(const long* a, float* d, int n) {
   __shared__ float pool[4096];
   f4 acc = {0, 0, 0, 0};
-  for (int i = 0; i < n; i++) acc = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(a[i], a[i + 1], acc, 0, 0, 0);
+  for (int i = 0; i < n; i++)
+    acc = __builtin_amdgcn_mfma_f32_16x16x32_fp8_fp8(a[i], a[i + 1], acc, 0, 0, 0);
   pool[threadIdx.x] = acc[0];
   __syncthreads();
   d[threadIdx.x] = pool[threadIdx.x ^ 1] + acc[1];
@@ -49,10 +51,24 @@ def test_figures(source: Path) -> None:
         assert spilling.mix["scratch"] > 0 and spilling.occupancy == 4
 
 
-@pytest.mark.parametrize("vgprs, agprs, waves", [(24, 0, 8), (64, 0, 8), (65, 0, 7), (128, 0, 4), (129, 0, 3), (256, 0, 2),
-                                                 (256, 256, 1), (126, 128, 2), (33, 31, 7)])
+@pytest.mark.parametrize(
+    "vgprs, agprs, waves",
+    [
+        (24, 0, 8),
+        (64, 0, 8),
+        (65, 0, 7),
+        (128, 0, 4),
+        (129, 0, 3),
+        (256, 0, 2),
+        (256, 256, 1),
+        (126, 128, 2),
+        (33, 31, 7),
+    ],
+)
 def test_occupancy_by_registers(vgprs: int, agprs: int, waves: int) -> None:
-    """512 registers a lane and SIMD in granules of 8; accumulation registers start at a multiple of 4."""
+    """512 registers a lane and SIMD in granules of 8; accumulation registers start at a
+    multiple of 4.
+    """
     entry = KernelReport("k", "gfx942", vgprs, agprs, 16, 0, 0, 0, 0, 64, Counter())
     assert entry.waves_by_registers == entry.occupancy == waves
 
@@ -67,7 +83,15 @@ def test_occupancy_counts_whole_work_groups() -> None:
 def test_command_line(source: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(source), "--arch", "gfx950"]) == 0
     text = capsys.readouterr().out
-    for part in ("matrix on gfx950", "registers", "spills", "LDS        16384", "occupancy  8 waves a SIMD", "MFMA", "mix"):
+    for part in (
+        "matrix on gfx950",
+        "registers",
+        "spills",
+        "LDS        16384",
+        "occupancy  8 waves a SIMD",
+        "MFMA",
+        "mix",
+    ):
         assert part in text
     assert "gfx942" not in text
     assert main(["report", str(source.with_name("absent.hip"))]) == 1

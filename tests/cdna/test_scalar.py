@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from machine import SPECIAL_INTEGERS, run
+
 from build_tools.cdna.decoder import UnknownInstruction
 from build_tools.cdna.state import Fault, Memory
-from machine import SPECIAL_INTEGERS, run
 
 M = 0xFFFFFFFF
 M64 = 0xFFFFFFFFFFFFFFFF
@@ -68,7 +69,10 @@ BINARY: dict[str, Callable[[int, int, bool], Outcome]] = {
     "s_pack_ll_b32_b16": lambda a, b, c: (a & 0xFFFF | (b & 0xFFFF) << 16, None),
     "s_pack_lh_b32_b16": lambda a, b, c: (a & 0xFFFF | b & 0xFFFF0000, None),
     "s_pack_hh_b32_b16": lambda a, b, c: (a >> 16 | b & 0xFFFF0000, None),
-    **{f"s_lshl{k}_add_u32": lambda a, b, c, k=k: ((a << k) + b, (a << k) + b > M) for k in (1, 2, 3, 4)},
+    **{
+        f"s_lshl{k}_add_u32": lambda a, b, c, k=k: ((a << k) + b, (a << k) + b > M)
+        for k in (1, 2, 3, 4)
+    },
 }
 BINARY64: dict[str, Callable[[int, int, bool], Outcome]] = {
     "s_and_b64": lambda a, b, c: (a & b, a & b != 0),
@@ -124,9 +128,23 @@ UNARY: dict[str, tuple[int, int, Callable[[int], Outcome]]] = {  # bits of sourc
     "s_sext_i32_i16": (32, 32, lambda a: ((a & 0xFFFF) - ((a & 0x8000) << 1), None)),
 }
 COMPARE: dict[str, Callable[[int, int], bool]] = {
-    "eq": lambda a, b: a == b, "lg": lambda a, b: a != b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b}
-FIELDS = [0x00080004, 0x00200000, 0x00200008, 0x00000003, 0x0010001F, 0x00400010, 0x00280030, 0x0001001F]
+    "eq": lambda a, b: a == b,
+    "lg": lambda a, b: a != b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+}
+FIELDS = [
+    0x00080004,
+    0x00200000,
+    0x00200008,
+    0x00000003,
+    0x0010001F,
+    0x00400010,
+    0x00280030,
+    0x0001001F,
+]
 
 
 def sample(seed: int, count: int, name: str) -> np.ndarray:
@@ -138,7 +156,13 @@ def sample(seed: int, count: int, name: str) -> np.ndarray:
     return out
 
 
-def check(after_value: Callable[[int], int], scc: np.ndarray, before: bool, outcomes: list[Outcome], mask: int) -> None:
+def check(
+    after_value: Callable[[int], int],
+    scc: np.ndarray,
+    before: bool,
+    outcomes: list[Outcome],
+    mask: int,
+) -> None:
     for wave, (value, flag) in enumerate(outcomes):
         assert after_value(wave) == value & mask, wave
         assert bool(scc[wave, 0]) == (before if flag is None else flag), wave
@@ -162,7 +186,9 @@ def test_binary_64(name: str) -> None:
     x = [int(v) for v in (a if wide_a else sample(1, 48, ""))]
     y = [int(v) for v in (c if not narrow and wide_a else shift)]
     operands = f"s[{4}:{5}]" if wide_a else "s4", "s[8:9]" if not narrow and wide_a else "s8"
-    state = {k + h: [v >> 32 * h & M for v in values] for k, values in ((4, x), (8, y)) for h in (0, 1)}
+    state = {
+        k + h: [v >> 32 * h & M for v in values] for k, values in ((4, x), (8, y)) for h in (0, 1)
+    }
     after = run(f"{name} s[12:13], {operands[0]}, {operands[1]}", s=state, scc=True, waves=48)
     outcomes = [BINARY64[name](p, q, True) for p, q in zip(x, y, strict=True)]
     check(lambda wave: after.s64(12, wave), after.batch.scc, True, outcomes, M64)
@@ -173,14 +199,22 @@ def test_unary(name: str) -> None:
     source, destination, function = UNARY[name]
     values = [int(v) for v in sample(1, 48, "")]
     if source == 64:
-        values = [v << 32 * (k % 2) | int(w) * (k % 3 == 0) for k, (v, w) in
-                  enumerate(zip(values, sample(2, 48, ""), strict=True))]
+        values = [
+            v << 32 * (k % 2) | int(w) * (k % 3 == 0)
+            for k, (v, w) in enumerate(zip(values, sample(2, 48, ""), strict=True))
+        ]
     state = {4 + h: [v >> 32 * h & M for v in values] for h in (0, 1)}
     registers = ["s4", "s[4:5]"][source == 64], ["s6", "s[6:7]"][destination == 64]
     after = run(f"{name} {registers[1]}, {registers[0]}", s=state, waves=48)
     outcomes = [function(v) for v in values]
     value = after.s if destination == 32 else after.s64
-    check(lambda wave: value(6, wave), after.batch.scc, False, outcomes, M if destination == 32 else M64)
+    check(
+        lambda wave: value(6, wave),
+        after.batch.scc,
+        False,
+        outcomes,
+        M if destination == 32 else M64,
+    )
 
 
 @pytest.mark.parametrize("kind", ["i32", "u32"])
@@ -209,23 +243,42 @@ def test_compare_64_and_bits() -> None:
 
 
 def test_constants_in_the_instruction() -> None:
-    after = run(["s_movk_i32 s4, 0x8000", "s_mulk_i32 s5, -3", "s_addk_i32 s6, -1", "s_cmovk_i32 s7, 9"],
-                s={5: 7, 6: 0x80000000, 7: 1})
+    after = run(
+        ["s_movk_i32 s4, 0x8000", "s_mulk_i32 s5, -3", "s_addk_i32 s6, -1", "s_cmovk_i32 s7, 9"],
+        s={5: 7, 6: 0x80000000, 7: 1},
+    )
     assert after.s(4) == 0xFFFF8000 and after.s(5) == -21 & M
     assert after.s(6) == 0x7FFFFFFF and after.scc, "overflow sets SCC, which s_cmovk then sees"
     assert after.s(7) == 9
-    after = run(["s_cmov_b32 s4, s5", "s_cmov_b64 s[6:7], s[8:9]"], s={4: 1, 5: 2, 6: 3, 8: 4}, scc=False)
+    after = run(
+        ["s_cmov_b32 s4, s5", "s_cmov_b64 s[6:7], s[8:9]"], s={4: 1, 5: 2, 6: 3, 8: 4}, scc=False
+    )
     assert (after.s(4), after.s64(6)) == (1, 3 | 0xFFFFFFFF << 32)
 
 
-@pytest.mark.parametrize("name, function", [
-    ("and", lambda s, e: s & e), ("or", lambda s, e: s | e), ("xor", lambda s, e: s ^ e),
-    ("andn1", lambda s, e: ~s & e), ("andn2", lambda s, e: s & ~e), ("orn1", lambda s, e: ~s | e),
-    ("orn2", lambda s, e: s | ~e), ("nand", lambda s, e: ~(s & e)), ("nor", lambda s, e: ~(s | e)),
-    ("xnor", lambda s, e: ~(s ^ e))])
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("and", lambda s, e: s & e),
+        ("or", lambda s, e: s | e),
+        ("xor", lambda s, e: s ^ e),
+        ("andn1", lambda s, e: ~s & e),
+        ("andn2", lambda s, e: s & ~e),
+        ("orn1", lambda s, e: ~s | e),
+        ("orn2", lambda s, e: s | ~e),
+        ("nand", lambda s, e: ~(s & e)),
+        ("nor", lambda s, e: ~(s | e)),
+        ("xnor", lambda s, e: ~(s ^ e)),
+    ],
+)
 def test_saveexec(name: str, function: Callable[[int, int], int]) -> None:
     source, before = 0x00FF00FF12345678, 0xFFFF0000F0F0F0F0
-    after = run([f"s_{name}_saveexec_b64 s[6:7], s[4:5]", "v_mov_b32 v9, 1"], s={4: source}, v={9: 0}, exec_mask=before)
+    after = run(
+        [f"s_{name}_saveexec_b64 s[6:7], s[4:5]", "v_mov_b32 v9, 1"],
+        s={4: source},
+        v={9: 0},
+        exec_mask=before,
+    )
     expected = function(source, before) & M64
     assert after.s64(6) == before and after.s64(126) == expected and after.scc == (expected != 0)
     assert [int(x) for x in after.v(9)[0]] == [expected >> k & 1 for k in range(64)]
@@ -235,11 +288,26 @@ def test_scalar_loads() -> None:
     memory = Memory(1 << 16)
     data = np.arange(100, 164, dtype=np.uint32)
     address = memory.put(data)
-    code = ["s_load_dword s8, s[4:5], 0x4", "s_load_dwordx2 s[10:11], s[4:5], 0x8", "s_load_dwordx4 s[12:15], s[4:5], s6",
-            "s_load_dwordx8 s[16:23], s[4:5], 0x20", "s_load_dwordx16 s[24:39], s[4:5], 0x40", "s_waitcnt lgkmcnt(0)"]
-    after = run(code, s={4: address, 6: 18}, memory=memory)  # 18: addresses are rounded down to dwords
+    code = [
+        "s_load_dword s8, s[4:5], 0x4",
+        "s_load_dwordx2 s[10:11], s[4:5], 0x8",
+        "s_load_dwordx4 s[12:15], s[4:5], s6",
+        "s_load_dwordx8 s[16:23], s[4:5], 0x20",
+        "s_load_dwordx16 s[24:39], s[4:5], 0x40",
+        "s_waitcnt lgkmcnt(0)",
+    ]
+    after = run(
+        code, s={4: address, 6: 18}, memory=memory
+    )  # 18: addresses are rounded down to dwords
     assert [after.s(k) for k in range(8, 40)] == [
-        101, after.s(9), 102, 103, *range(104, 108), *range(108, 116), *range(116, 132)]
+        101,
+        after.s(9),
+        102,
+        103,
+        *range(104, 108),
+        *range(108, 116),
+        *range(116, 132),
+    ]
     with pytest.raises(Fault, match="s_load_dwordx4.*out of bounds"):
         run("s_load_dwordx4 s[8:11], s[4:5], 0xf8", s={4: address}, memory=memory)
 

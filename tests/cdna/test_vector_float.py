@@ -1,4 +1,6 @@
-"""Floating-point vector instructions against exact rational arithmetic or the standard library, lane by lane."""
+"""Floating-point vector instructions against exact rational arithmetic or the standard library,
+lane by lane.
+"""
 
 from __future__ import annotations
 
@@ -107,12 +109,18 @@ EXACT: dict[str, Callable[..., Number]] = {
     "v_floor_f32": lambda a: float(np.floor(a)),
     "v_rndne_f32": lambda a: math.copysign(round(a), a) if finite(a) else a,
 }
-CLOSE: dict[str, Callable[[Number], Number]] = {  # the ISA allows an ulp or so; denormals are left out
+CLOSE: dict[
+    str, Callable[[Number], Number]
+] = {  # the ISA allows an ulp or so; denormals are left out
     "v_exp_f32": lambda a: math.inf if a >= 128 else 2.0**a if a > -150 else 0.0,
-    "v_log_f32": lambda a: math.nan if a < 0 else -math.inf if a == 0 else math.log2(a) if a < math.inf else a,
+    "v_log_f32": lambda a: (
+        math.nan if a < 0 else -math.inf if a == 0 else math.log2(a) if a < math.inf else a
+    ),
     "v_rcp_f32": lambda a: math.copysign(math.inf, a) if a == 0 else 1 / a,
     "v_rcp_iflag_f32": lambda a: math.copysign(math.inf, a) if a == 0 else 1 / a,
-    "v_rsq_f32": lambda a: math.nan if a < 0 else math.copysign(math.inf, a) if a == 0 else 1 / math.sqrt(a),
+    "v_rsq_f32": lambda a: (
+        math.nan if a < 0 else math.copysign(math.inf, a) if a == 0 else 1 / math.sqrt(a)
+    ),
     "v_sqrt_f32": lambda a: math.nan if a < 0 else math.sqrt(a),
     "v_sin_f32": lambda a: math.sin(2 * math.pi * a) if abs(a) <= 256 else math.nan,
     "v_cos_f32": lambda a: math.cos(2 * math.pi * a) if abs(a) <= 256 else math.nan,
@@ -138,8 +146,12 @@ def test_exact(name: str) -> None:
         exponents = np.random.default_rng(5).integers(-300, 300, (8, 64), dtype=np.int32)
         sources[1] = exponents.view(np.float32)
         expected = np.array(
-            [ldexp(float(a), struct.unpack("<f", struct.pack("<i", e))[0]) for a, e in
-             zip(sources[0].reshape(-1), exponents.reshape(-1).tolist(), strict=True)], np.float32).reshape(8, 64)
+            [
+                ldexp(float(a), struct.unpack("<f", struct.pack("<i", e))[0])
+                for a, e in zip(sources[0].reshape(-1), exponents.reshape(-1).tolist(), strict=True)
+            ],
+            np.float32,
+        ).reshape(8, 64)
     else:
         expected = lanes(function, *sources)
     arguments = ", ".join(f"v{k}" for k in range(len(sources)))
@@ -189,13 +201,36 @@ def test_fmamk_and_fmaak() -> None:
     a, b = floats(0), floats(1)
     k = np.full_like(a, np.float32(1.2345))
     literal = hex(int(k.view(np.uint32)[0, 0]))
-    after = run([f"v_fmamk_f32 v8, v0, {literal}, v1", f"v_fmaak_f32 v9, v0, v1, {literal}"], v={0: a, 1: b}, waves=8)
+    after = run(
+        [f"v_fmamk_f32 v8, v0, {literal}, v1", f"v_fmaak_f32 v9, v0, v1, {literal}"],
+        v={0: a, 1: b},
+        waves=8,
+    )
     assert same_floats(after.v(8, np.float32), lanes(fma, a, k, b))
     assert same_floats(after.v(9, np.float32), lanes(fma, a, b, k))
 
 
-@pytest.mark.parametrize("test", ["lt", "eq", "le", "gt", "lg", "ge", "o", "u", "nge", "nlg", "ngt", "nle", "neq",
-                                  "nlt", "f", "tru"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "lt",
+        "eq",
+        "le",
+        "gt",
+        "lg",
+        "ge",
+        "o",
+        "u",
+        "nge",
+        "nlg",
+        "ngt",
+        "nle",
+        "neq",
+        "nlt",
+        "f",
+        "tru",
+    ],
+)
 def test_compare(test: str) -> None:
     a, b = floats(1, 1), floats(2, 1)
     b[0, ::3] = a[0, ::3]
@@ -203,7 +238,14 @@ def test_compare(test: str) -> None:
 
     def holds(x: float, y: float) -> bool:
         unordered = math.isnan(x) or math.isnan(y)
-        plain = {"lt": x < y, "eq": x == y, "le": x <= y, "gt": x > y, "lg": x < y or x > y, "ge": x >= y}
+        plain = {
+            "lt": x < y,
+            "eq": x == y,
+            "le": x <= y,
+            "gt": x > y,
+            "lg": x < y or x > y,
+            "ge": x >= y,
+        }
         if test in ("o", "u"):
             return unordered == (test == "u")
         if test in ("f", "tru"):
@@ -217,7 +259,18 @@ def test_compare(test: str) -> None:
 
 
 def test_class() -> None:
-    patterns = [0x7F800001, 0x7FC00000, 0xFF800000, 0xBF800000, 0x80000001, 0x80000000, 0, 1, 0x3F800000, 0x7F800000]
+    patterns = [
+        0x7F800001,
+        0x7FC00000,
+        0xFF800000,
+        0xBF800000,
+        0x80000001,
+        0x80000000,
+        0,
+        1,
+        0x3F800000,
+        0x7F800000,
+    ]
     value = np.resize(np.array(patterns, np.uint32), 64)
     for bit in range(10):
         after = run("v_cmp_class_f32 s[10:11], v0, v1", v={0: value, 1: 1 << bit})
@@ -227,8 +280,15 @@ def test_class() -> None:
 
 def test_conversions_to_and_from_integers() -> None:
     a = floats(1)
-    code = ["v_cvt_u32_f32 v1, v0", "v_cvt_i32_f32 v2, v0", "v_cvt_f32_u32 v3, v0", "v_cvt_f32_i32 v4, v0",
-            "v_cvt_f32_ubyte0 v5, v0", "v_cvt_f32_ubyte3 v6, v0", "v_cvt_flr_i32_f32 v7, v0"]
+    code = [
+        "v_cvt_u32_f32 v1, v0",
+        "v_cvt_i32_f32 v2, v0",
+        "v_cvt_f32_u32 v3, v0",
+        "v_cvt_f32_i32 v4, v0",
+        "v_cvt_f32_ubyte0 v5, v0",
+        "v_cvt_f32_ubyte3 v6, v0",
+        "v_cvt_flr_i32_f32 v7, v0",
+    ]
     after = run(code, v={0: a}, waves=8)
     values, bits = a.astype(np.float64).reshape(-1).tolist(), a.view(np.uint32).reshape(-1).tolist()
 
@@ -254,7 +314,9 @@ def test_frexp() -> None:
     values = a.astype(np.float64).reshape(-1).tolist()
     mantissas = np.array([math.frexp(x)[0] if finite(x) else x for x in values], np.float32)
     assert same_floats(after.v(1, np.float32).reshape(-1), mantissas)
-    assert after.v(2, np.int32).reshape(-1).tolist() == [math.frexp(x)[1] if finite(x) else 0 for x in values]
+    assert after.v(2, np.int32).reshape(-1).tolist() == [
+        math.frexp(x)[1] if finite(x) else 0 for x in values
+    ]
 
 
 def test_division_sequence_is_correctly_rounded() -> None:
@@ -283,8 +345,13 @@ def test_float16() -> None:
     random = np.random.default_rng(0)
     a, b, c = (random.integers(0, 1 << 16, (8, 64), dtype=np.uint32) for _ in range(3))
     x, y, z = (v.astype(np.uint16).view(np.float16) for v in (a, b, c))
-    code = ["v_add_f16 v4, v0, v1", "v_mul_f16 v5, v0, v1", "v_fma_f16 v6, v0, v1, v2", "v_max_f16 v7, v0, v1",
-            "v_sub_f16 v8, v0, v1"]
+    code = [
+        "v_add_f16 v4, v0, v1",
+        "v_mul_f16 v5, v0, v1",
+        "v_fma_f16 v6, v0, v1, v2",
+        "v_max_f16 v7, v0, v1",
+        "v_sub_f16 v8, v0, v1",
+    ]
     after = run(code, v={0: a, 1: b, 2: c, 6: 0xABCD0000}, waves=8)
 
     def half(register: int) -> np.ndarray:
@@ -295,9 +362,18 @@ def test_float16() -> None:
         assert same_floats(half(4), (wide[0] + wide[1]).astype(np.float16))
         assert same_floats(half(5), (wide[0] * wide[1]).astype(np.float16))
         assert same_floats(half(8), (wide[0] - wide[1]).astype(np.float16))
-        exact = np.array([Fraction(p) * Fraction(q) + Fraction(r) if finite(p, q, r) else 0 for p, q, r in
-                          zip(*(w.reshape(-1).tolist() for w in wide), strict=True)])
-        usable = np.array([finite(p, q, r) for p, q, r in zip(*(w.reshape(-1).tolist() for w in wide), strict=True)])
+        exact = np.array(
+            [
+                Fraction(p) * Fraction(q) + Fraction(r) if finite(p, q, r) else 0
+                for p, q, r in zip(*(w.reshape(-1).tolist() for w in wide), strict=True)
+            ]
+        )
+        usable = np.array(
+            [
+                finite(p, q, r)
+                for p, q, r in zip(*(w.reshape(-1).tolist() for w in wide), strict=True)
+            ]
+        )
         got = half(6).reshape(-1)
         for k in np.flatnonzero(usable):
             # the nearest float16 is at least as near as its neighbours
@@ -305,7 +381,10 @@ def test_float16() -> None:
                 assert abs(exact[k]) >= 65520
                 continue
             error = abs(Fraction(float(got[k])) - exact[k])
-            for other in (np.nextafter(got[k], np.float16(np.inf)), np.nextafter(got[k], np.float16(-np.inf))):
+            for other in (
+                np.nextafter(got[k], np.float16(np.inf)),
+                np.nextafter(got[k], np.float16(-np.inf)),
+            ):
                 assert not np.isfinite(other) or error <= abs(Fraction(float(other)) - exact[k])
     assert (after.v(4) >> 16 == 0).all(), "16-bit results of the older opcodes clear the upper half"
     assert (after.v(6) >> 16 == 0xABCD).all(), "v_fma_f16 keeps it"
@@ -314,11 +393,15 @@ def test_float16() -> None:
 def test_packed_float() -> None:
     a, b, c = (np.stack([floats(seed), floats(seed + 10)]) for seed in (0, 1, 2))
     v = {0: a[0], 1: a[1], 2: b[0], 3: b[1], 4: c[0], 5: c[1]}
-    code = ["v_pk_mul_f32 v[8:9], v[0:1], v[2:3]", "v_pk_add_f32 v[10:11], v[0:1], v[2:3]",
-            "v_pk_fma_f32 v[12:13], v[0:1], v[2:3], v[4:5]",
-            "v_pk_mul_f32 v[14:15], v[0:1], v[2:3] op_sel:[1,0] op_sel_hi:[0,1] neg_lo:[1,0] neg_hi:[0,1]",
-            "v_pk_mul_f32 v[16:17], v[0:1], s[4:5] op_sel_hi:[1,0]",
-            "v_pk_mov_b32 v[18:19], v[0:1], v[2:3] op_sel:[1,0]"]
+    code = [
+        "v_pk_mul_f32 v[8:9], v[0:1], v[2:3]",
+        "v_pk_add_f32 v[10:11], v[0:1], v[2:3]",
+        "v_pk_fma_f32 v[12:13], v[0:1], v[2:3], v[4:5]",
+        "v_pk_mul_f32 v[14:15], v[0:1], v[2:3] op_sel:[1,0] op_sel_hi:[0,1] "
+        "neg_lo:[1,0] neg_hi:[0,1]",
+        "v_pk_mul_f32 v[16:17], v[0:1], s[4:5] op_sel_hi:[1,0]",
+        "v_pk_mov_b32 v[18:19], v[0:1], v[2:3] op_sel:[1,0]",
+    ]
     after = run(code, v=v, s={4: int(float_bits(2.0))}, waves=8)
     for half in (0, 1):
         assert same_floats(after.v(8 + half, np.float32), lanes(mul, a[half], b[half]))
@@ -341,10 +424,18 @@ def test_packed_result_may_overlap_its_sources() -> None:
 
 def test_float64() -> None:
     random = np.random.default_rng(0)
-    a, b, c = (random.standard_normal((8, 64)) * 10.0 ** random.integers(-20, 20, (8, 64)) for _ in range(3))
-    code = ["v_add_f64 v[8:9], v[0:1], v[2:3]", "v_mul_f64 v[10:11], v[0:1], v[2:3]",
-            "v_fma_f64 v[12:13], v[0:1], v[2:3], v[4:5]", "v_cvt_f32_f64 v14, v[0:1]", "v_cvt_f64_i32 v[16:17], v0",
-            "v_max_f64 v[18:19], v[0:1], v[2:3]"]
+    a, b, c = (
+        random.standard_normal((8, 64)) * 10.0 ** random.integers(-20, 20, (8, 64))
+        for _ in range(3)
+    )
+    code = [
+        "v_add_f64 v[8:9], v[0:1], v[2:3]",
+        "v_mul_f64 v[10:11], v[0:1], v[2:3]",
+        "v_fma_f64 v[12:13], v[0:1], v[2:3], v[4:5]",
+        "v_cvt_f32_f64 v14, v[0:1]",
+        "v_cvt_f64_i32 v[16:17], v0",
+        "v_max_f64 v[18:19], v[0:1], v[2:3]",
+    ]
     after = run(code, v={0: a, 2: b, 4: c}, waves=8)
     np.testing.assert_array_equal(after.v(8, np.float64), a + b)
     np.testing.assert_array_equal(after.v(10, np.float64), a * b)
@@ -352,19 +443,38 @@ def test_float64() -> None:
     exact = [float(Fraction(x) * Fraction(y) + Fraction(z)) for x, y, z in flat]
     np.testing.assert_array_equal(after.v(12, np.float64).reshape(-1), exact)
     assert same_floats(after.v(14, np.float32), a.astype(np.float32))
-    np.testing.assert_array_equal(after.v(16, np.float64), a.view(np.int32)[:, ::2].astype(np.float64))
+    np.testing.assert_array_equal(
+        after.v(16, np.float64), a.view(np.int32)[:, ::2].astype(np.float64)
+    )
     np.testing.assert_array_equal(after.v(18, np.float64), np.maximum(a, b))
 
 
-@pytest.mark.parametrize("code", ["v_mul_f32 v9, v0, v1", "v_add_f32 v9, v0, v1", "v_pk_mul_f32 v[8:9], v[0:1], v[0:1]",
-                                  "v_fma_f32 v9, v0, v1, v1", "v_max_f32 v9, v0, v1"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        "v_mul_f32 v9, v0, v1",
+        "v_add_f32 v9, v0, v1",
+        "v_pk_mul_f32 v[8:9], v[0:1], v[0:1]",
+        "v_fma_f32 v9, v0, v1, v1",
+        "v_max_f32 v9, v0, v1",
+    ],
+)
 def test_flushed_denormals(code: str) -> None:
-    """MODE says flush: denormal sources count as zero and denormal results become zero, with their signs."""
+    """MODE says flush: denormal sources count as zero and denormal results become zero, with
+    their signs.
+    """
     a, b = floats(1), floats(2)
     flushed = [np.where(np.abs(x) < 2.0**-126, np.copysign(np.float32(0), x), x) for x in (a, b)]
-    function: Callable[..., Number] = {"mul": mul, "add": add, "fma": lambda x, y: fma(x, y, y), "max": maximum,
-                                       "pk": lambda x, y: mul(y, y)}[code.split("_")[1]]
+    function: Callable[..., Number] = {
+        "mul": mul,
+        "add": add,
+        "fma": lambda x, y: fma(x, y, y),
+        "max": maximum,
+        "pk": lambda x, y: mul(y, y),
+    }[code.split("_")[1]]
     expected = lanes(function, *flushed)
-    expected = np.where(np.abs(expected) < 2.0**-126, np.copysign(np.float32(0), expected), expected)
+    expected = np.where(
+        np.abs(expected) < 2.0**-126, np.copysign(np.float32(0), expected), expected
+    )
     got = run(code, v={0: a, 1: b}, mode=AITER_MODE, waves=8).v(9, np.float32)
     assert same_floats(got, expected)

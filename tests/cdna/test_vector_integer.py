@@ -96,8 +96,9 @@ BINARY: dict[str, Callable[[int, int], int]] = {
     "v_bfm_b32": lambda a, b: (1 << (a & 31)) - 1 << (b & 31) & M,
     "v_bcnt_u32_b32": lambda a, b: a.bit_count() + b & M,
     "v_cvt_pk_u16_u32": lambda a, b: min(a, 65535) | min(b, 65535) << 16,
-    "v_cvt_pk_i16_i32": lambda a, b: clamp(s32(a), -32768, 32767) & 0xFFFF
-    | (clamp(s32(b), -32768, 32767) & 0xFFFF) << 16,
+    "v_cvt_pk_i16_i32": lambda a, b: (
+        clamp(s32(a), -32768, 32767) & 0xFFFF | (clamp(s32(b), -32768, 32767) & 0xFFFF) << 16
+    ),
     "v_add_i32": lambda a, b: a + b & M,
     "v_sub_i32": lambda a, b: a - b & M,
     "v_add_u16": lambda a, b: a + b & 0xFFFF,
@@ -133,13 +134,22 @@ TERNARY: dict[str, Callable[[int, int, int], int]] = {
     "v_min3_i32": lambda a, b, c: min(map(s32, (a, b, c))) & M,
     "v_max3_i32": lambda a, b, c: max(map(s32, (a, b, c))) & M,
     "v_med3_i32": lambda a, b, c: sorted(map(s32, (a, b, c)))[1] & M,
-    "v_sad_u8": lambda a, b, c: c + sum(abs((a >> k & 255) - (b >> k & 255)) for k in (0, 8, 16, 24)) & M,
+    "v_sad_u8": lambda a, b, c: (
+        c + sum(abs((a >> k & 255) - (b >> k & 255)) for k in (0, 8, 16, 24)) & M
+    ),
     "v_sad_u32": lambda a, b, c: abs(a - b) + c & M,
     "v_perm_b32": perm,
-    "v_dot4_i32_i8": lambda a, b, c: c + sum(
-        int(np.int8(np.uint8(a >> k & 255))) * int(np.int8(np.uint8(b >> k & 255))) for k in (0, 8, 16, 24)
-    ) & M,
-    "v_dot4_u32_u8": lambda a, b, c: c + sum((a >> k & 255) * (b >> k & 255) for k in (0, 8, 16, 24)) & M,
+    "v_dot4_i32_i8": lambda a, b, c: (
+        c
+        + sum(
+            int(np.int8(np.uint8(a >> k & 255))) * int(np.int8(np.uint8(b >> k & 255)))
+            for k in (0, 8, 16, 24)
+        )
+        & M
+    ),
+    "v_dot4_u32_u8": lambda a, b, c: (
+        c + sum((a >> k & 255) * (b >> k & 255) for k in (0, 8, 16, 24)) & M
+    ),
 }
 UNARY: dict[str, Callable[[int], int]] = {
     "v_mov_b32": lambda a: a,
@@ -153,7 +163,9 @@ UNARY: dict[str, Callable[[int], int]] = {
 
 def lanes(function: Callable[..., int], *sources: np.ndarray) -> np.ndarray:
     flat = [source.reshape(-1).tolist() for source in sources]
-    return np.array([function(*x) for x in zip(*flat, strict=True)], np.uint64).reshape(sources[0].shape)
+    return np.array([function(*x) for x in zip(*flat, strict=True)], np.uint64).reshape(
+        sources[0].shape
+    )
 
 
 @pytest.mark.parametrize("name", [*UNARY, *BINARY, *TERNARY])
@@ -162,8 +174,14 @@ def test_against_integers(name: str) -> None:
     count = 1 if name in UNARY else 2 if name in BINARY else 3
     sources = [integers(seed) for seed in range(count)]
     if name == "v_perm_b32":  # selectors of interest, and one uniform selector in the last waves
-        sources[2] = np.random.default_rng(3).integers(0, 16, (8, 64, 4), dtype=np.uint8).view(np.uint32)[..., 0]
-        sources[2][4:] = np.array([0x07060302, 0x00010203, 0x0C0D0A04, 0x09080B05], np.uint32)[:, None]
+        sources[2] = (
+            np.random.default_rng(3)
+            .integers(0, 16, (8, 64, 4), dtype=np.uint8)
+            .view(np.uint32)[..., 0]
+        )
+        sources[2][4:] = np.array([0x07060302, 0x00010203, 0x0C0D0A04, 0x09080B05], np.uint32)[
+            :, None
+        ]
     arguments = ", ".join(f"v{k}" for k in range(count))
     expected = lanes(function, *sources)
     if name == "v_perm_b32":
@@ -193,30 +211,50 @@ def test_lshl_add_u64() -> None:
     a = integers(2).astype(np.uint64) << np.uint64(32) | integers(3)
     c = integers(4).astype(np.uint64) << np.uint64(32) | integers(5)
     after = run("v_lshl_add_u64 v[8:9], v[2:3], 3, v[4:5]", v={2: a, 4: c}, waves=8)
-    np.testing.assert_array_equal(after.v(8, np.uint64), lanes(lambda x, y: (x << 3) + y & M64, a, c))
+    np.testing.assert_array_equal(
+        after.v(8, np.uint64), lanes(lambda x, y: (x << 3) + y & M64, a, c)
+    )
 
 
 def test_mad_64() -> None:
     a, b = integers(1), integers(2)
     c = integers(4).astype(np.uint64) << np.uint64(32) | integers(5)
-    code = ["v_mad_u64_u32 v[8:9], s[10:11], v0, v1, v[2:3]", "v_mad_i64_i32 v[12:13], s[12:13], v0, v1, v[2:3]"]
+    code = [
+        "v_mad_u64_u32 v[8:9], s[10:11], v0, v1, v[2:3]",
+        "v_mad_i64_i32 v[12:13], s[12:13], v0, v1, v[2:3]",
+    ]
     after = run(code, v={0: a, 1: b, 2: c}, waves=8)
     product = lanes(lambda x, y: x * y, a, b)
-    np.testing.assert_array_equal(after.v(8, np.uint64), lanes(lambda p, z: p + z & M64, product, c))
+    np.testing.assert_array_equal(
+        after.v(8, np.uint64), lanes(lambda p, z: p + z & M64, product, c)
+    )
     signed = lanes(lambda x, y, z: s32(x) * s32(y) + z & M64, a, b, c)
     np.testing.assert_array_equal(after.v(12, np.uint64), signed)
-    carry = [sum((int(p) + int(z) >> 64) << k for k, (p, z) in enumerate(zip(*w, strict=True)))
-             for w in zip(product, c, strict=True)]
+    carry = [
+        sum((int(p) + int(z) >> 64) << k for k, (p, z) in enumerate(zip(*w, strict=True)))
+        for w in zip(product, c, strict=True)
+    ]
     assert [after.s64(10, wave) for wave in range(8)] == carry
 
 
-@pytest.mark.parametrize("name, carry_in", [("add", False), ("sub", False), ("subrev", False), ("addc", True),
-                                            ("subb", True), ("subbrev", True)])
+@pytest.mark.parametrize(
+    "name, carry_in",
+    [
+        ("add", False),
+        ("sub", False),
+        ("subrev", False),
+        ("addc", True),
+        ("subb", True),
+        ("subbrev", True),
+    ],
+)
 def test_carries(name: str, carry_in: bool) -> None:
     a, b = integers(1, 1), integers(2, 1)
     vcc, mask = 0x0123456789ABCDEF, 0xFFFF0000FFFFFFFF
     tail = ", vcc" if carry_in else ""
-    after = run(f"v_{name}_co_u32 v9, vcc, v0, v1{tail}", v={0: a, 1: b, 9: 7}, s={106: vcc}, exec_mask=mask)
+    after = run(
+        f"v_{name}_co_u32 v9, vcc, v0, v1{tail}", v={0: a, 1: b, 9: 7}, s={106: vcc}, exec_mask=mask
+    )
     got, carries = after.v(9)[0], after.s64(106)
     for lane in range(64):
         if not mask >> lane & 1:
@@ -250,7 +288,11 @@ def test_compare(kind: str, test: str) -> None:
         a, b = (x.astype(np.uint64) << np.uint64(32) | x[:, ::-1] for x in (a, b))
     registers = ("v[0:1]", "v[2:3]") if wide else ("v0", "v2")
     mask = 0xFFFFFFFFFFFFFF0F
-    after = run(f"v_cmp_{test}_{kind} s[10:11], {registers[0]}, {registers[1]}", v={0: a, 2: b}, exec_mask=mask)
+    after = run(
+        f"v_cmp_{test}_{kind} s[10:11], {registers[0]}, {registers[1]}",
+        v={0: a, 2: b},
+        exec_mask=mask,
+    )
     operator = {"lt": "<", "eq": "==", "le": "<=", "gt": ">", "ne": "!=", "ge": ">="}[test]
     x, y = (([int(np.array(k).astype(dtype)) for k in v[0]]) for v in (a, b))
     expected = sum(eval(f"p {operator} q") << k for k, (p, q) in enumerate(zip(x, y, strict=True)))
@@ -285,25 +327,39 @@ def test_packed_16_bit() -> None:
         after = run(f"{name} v9, v0, v1", v={0: a, 1: b}, waves=8)
         np.testing.assert_array_equal(after.v(9), lanes(both, a, b), err_msg=name)
     crossed = run("v_pk_add_u16 v9, v0, v1 op_sel:[1,0] op_sel_hi:[0,1]", v={0: a, 1: b}, waves=8)
-    expected = lanes(lambda x, y: (x >> 16) + y & 0xFFFF | ((x & 0xFFFF) + (y >> 16) & 0xFFFF) << 16, a, b)
+    expected = lanes(
+        lambda x, y: (x >> 16) + y & 0xFFFF | ((x & 0xFFFF) + (y >> 16) & 0xFFFF) << 16, a, b
+    )
     np.testing.assert_array_equal(crossed.v(9), expected)
 
 
 def test_bitop3_is_any_function_of_three_bits() -> None:
     a, b, c = integers(1, 1), integers(2, 1), integers(3, 1)
     for table in (0x00, 0xFF, 0x96, 0xE8, 0xCA, 0x01, 0x80, 0x6A):
-        after = run(f"v_bitop3_b32 v9, v0, v1, v2 bitop3:{table:#x}", "gfx950", v={0: a, 1: b, 2: c})
+        after = run(
+            f"v_bitop3_b32 v9, v0, v1, v2 bitop3:{table:#x}", "gfx950", v={0: a, 1: b, 2: c}
+        )
 
         def bits(x: int, y: int, z: int, table: int = table) -> int:
-            return sum((table >> ((x >> k & 1) << 2 | (y >> k & 1) << 1 | z >> k & 1) & 1) << k for k in range(32))
+            return sum(
+                (table >> ((x >> k & 1) << 2 | (y >> k & 1) << 1 | z >> k & 1) & 1) << k
+                for k in range(32)
+            )
 
         np.testing.assert_array_equal(after.v(9), lanes(bits, a, b, c), err_msg=hex(table))
 
 
 def test_integer_clamp_saturates() -> None:
     a, b = integers(1), integers(2)
-    after = run(["v_add_u32_e64 v9, v0, v1 clamp", "v_sub_u32_e64 v10, v0, v1 clamp",
-                 "v_add_i32 v11, v0, v1 clamp"], v={0: a, 1: b}, waves=8)
+    after = run(
+        [
+            "v_add_u32_e64 v9, v0, v1 clamp",
+            "v_sub_u32_e64 v10, v0, v1 clamp",
+            "v_add_i32 v11, v0, v1 clamp",
+        ],
+        v={0: a, 1: b},
+        waves=8,
+    )
     np.testing.assert_array_equal(after.v(9), lanes(lambda x, y: min(x + y, M), a, b))
     np.testing.assert_array_equal(after.v(10), lanes(lambda x, y: max(x - y, 0), a, b))
     signed = lanes(lambda x, y: clamp(s32(x) + s32(y), -(2**31), 2**31 - 1) & M, a, b)
@@ -313,9 +369,17 @@ def test_integer_clamp_saturates() -> None:
 def test_constants_literals_and_scalars_as_sources() -> None:
     a = integers(1, 1)
     after = run(
-        ["v_add_u32 v9, 64, v0", "v_add_u32 v10, -16, v0", "v_and_b32 v11, 0x12345678, v0", "v_xor_b32 v12, s5, v0",
-         "v_mov_b32 v13, 0.15915494", "v_or_b32 v14, -4.0, v0"],
-        v={0: a}, s={5: 0xDEADBEEF})
+        [
+            "v_add_u32 v9, 64, v0",
+            "v_add_u32 v10, -16, v0",
+            "v_and_b32 v11, 0x12345678, v0",
+            "v_xor_b32 v12, s5, v0",
+            "v_mov_b32 v13, 0.15915494",
+            "v_or_b32 v14, -4.0, v0",
+        ],
+        v={0: a},
+        s={5: 0xDEADBEEF},
+    )
     np.testing.assert_array_equal(after.v(9), a + np.uint32(64))
     np.testing.assert_array_equal(after.v(10), a - np.uint32(16))
     np.testing.assert_array_equal(after.v(11), a & np.uint32(0x12345678))
