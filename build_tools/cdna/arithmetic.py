@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from .decoder import Instruction, UnknownInstruction
+from .float_ops import ldexp
 from .floats import fma32
 from .modifiers import adjusted, flushed, getters_of, output_modifier
 from .operands import (
@@ -24,7 +25,7 @@ from .operands import (
     writer,
 )
 from .state import Array, Group
-from .vector_ops import VECTOR_OPS, ldexp
+from .vector_ops import VECTOR_OPS
 
 
 def classes(value: Array, wanted: Array) -> Array:

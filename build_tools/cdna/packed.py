@@ -7,10 +7,12 @@ from collections.abc import Callable
 import numpy as np
 
 from .decoder import Instruction, UnknownInstruction
+from .float_ops import dot2, half_bits, maximum, minimum
 from .floats import flush, fma32, widen_bf16
+from .integer_ops import byte_dot
 from .operands import Getter, Step, Target, half_view, source_getter, writer
 from .state import Array, Group
-from .vector_ops import VECTOR_OPS, byte_dot, dot2, half_bits, maximum, minimum
+from .vector_ops import VECTOR_OPS
 
 _PACKED32: dict[str, tuple[int, Callable[..., Array]]] = {
     "v_pk_mul_f32": (2, np.multiply),

@@ -148,10 +148,8 @@ def render(entries: list[KernelReport], top: int = 12) -> str:
     lines = []
     for e in entries:
         total = sum(e.opcodes.values())
-        by_lds = (
-            "no LDS"
-            if e.work_groups_by_lds is None
-            else f"{e.work_groups_by_lds} work-groups by LDS"
+        lds = (
+            "no LDS" if e.work_groups_by_lds is None else f"{e.work_groups_lds} work-groups by LDS"
         )
         lines += [
             f"{e.name} on {e.arch}",
@@ -159,7 +157,7 @@ def render(entries: list[KernelReport], top: int = 12) -> str:
             f"  spills     {e.vgpr_spills} vector, {e.sgpr_spills} scalar",
             f"  scratch    {e.scratch_bytes} bytes a lane",
             f"  LDS        {e.lds_bytes} bytes a work-group of at most {e.work_group}",
-            f"  occupancy  {e.occupancy} waves a SIMD; {e.waves_by_registers} by registers, {by_lds}",
+            f"  occupancy  {e.occupancy} waves a SIMD; {e.waves_by_registers} by registers, {lds}",
             f"  code       {total} instructions, {e.mfmas} MFMA",
             "  mix        " + ", ".join(f"{name} {count}" for name, count in e.mix.most_common()),
             "  opcodes    "
