@@ -170,6 +170,10 @@ class Batch:
         self.races: RaceFinder | None = None
         self._groups: dict[tuple[int, int], Group] = {}
 
+    def close(self) -> None:
+        """Drop the groups, which refer back to the batch: its arrays are freed without the collector."""
+        self._groups.clear()
+
     def group(self, first: int, last: int) -> Group:
         """The group of waves first..last-1; views are made once and kept."""
         key = (first, last)
