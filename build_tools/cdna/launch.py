@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .code_object import CodeObject, Kernel
-from .program import Program
+from .program import Program, check_mode
 from .races import Race, RaceFinder
 from .schedule import Lockstep, RoundRobin, Schedule, Scheduler
 from .state import EXEC, LANES, POISON, Array, Batch, Fault, Memory, Mode, Where
@@ -97,8 +97,7 @@ def run_kernel(
     groups, threads = _three(grid), _three(block)
     size = threads[0] * threads[1] * threads[2]
     waves = (size + LANES - 1) // LANES
-    if kernel.mode & 0xF:
-        raise Fault(f"{kernel.name} asks for a rounding mode other than to nearest even")
+    check_mode(kernel.mode, kernel.name)
     user = _user_registers(kernel, kernarg, memory, groups, threads)
     total = groups[0] * groups[1] * groups[2]
     at_once = max(waves_at_once // waves, 1)

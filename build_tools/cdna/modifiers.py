@@ -39,6 +39,12 @@ def _modified(get: Getter, absolute: int, negate: int) -> Getter:
     return get
 
 
+def _sign_modified(get: Getter, absolute: int, negate: int) -> Getter:
+    """The same on the bits: V_CNDMASK_B32 moves floats without touching them otherwise."""
+    keep, flip = np.uint32(0x7FFFFFFF if absolute else 0xFFFFFFFF), np.uint32(negate << 31)
+    return lambda g: get(g) & keep ^ flip
+
+
 def getters_of(target: Target, inst: Instruction, letters: str) -> list[Getter]:
     """One getter for each source, with modifiers, SDWA selection and op_sel applied."""
     out = []
@@ -60,6 +66,9 @@ def getters_of(target: Target, inst: Instruction, letters: str) -> list[Getter]:
             absolute, negate = inst["abs"] >> slot & 1, inst["neg"] >> slot & 1
         else:  # the modifiers of DPP; absent fields read as 0
             absolute, negate = inst[f"src{slot}_abs"], inst[f"src{slot}_neg"]
+        if (absolute or negate) and inst.name == "v_cndmask_b32":
+            get = _sign_modified(get, absolute, negate)
+            absolute = negate = 0
         if (absolute or negate) and letter not in FLOATS:
             raise UnknownInstruction(f"{inst}: abs/neg on an integer operand")
         get = _modified(get, absolute, negate)

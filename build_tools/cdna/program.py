@@ -283,6 +283,14 @@ def _flag(flags: Array, g: Group, after: Where) -> Where:
     return after
 
 
+def check_mode(mode: int, who: str) -> None:
+    """Fault on what MODE can ask for and this executor cannot do."""
+    if mode & 0xF:
+        raise Fault(f"{who}: only rounding to nearest even is implemented, MODE={mode:#x}")
+    if mode >> 6 & 3 != 3:
+        raise Fault(f"{who}: float16/float64 denormals are always kept here, MODE={mode:#x}")
+
+
 def _set_register(target: Target, inst: Instruction, mode: Mode) -> Callable[[Group], Next]:
     register, offset, size = (
         inst["simm16"] & 63,
@@ -303,8 +311,7 @@ def _set_register(target: Target, inst: Instruction, mode: Mode) -> Callable[[Gr
         out = []
         for value in values(g):
             new = mode.mode & ~mask | value << offset & mask
-            if new & 0xF:
-                raise Fault(f"{inst}: only rounding to nearest even is implemented, MODE={new:#x}")
+            check_mode(new, str(inst))
             out.append(Where(inst.pc + inst.size, mode._replace(mode=new)))
         return out
 

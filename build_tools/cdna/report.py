@@ -149,7 +149,9 @@ def render(entries: list[KernelReport], top: int = 12) -> str:
     for e in entries:
         total = sum(e.opcodes.values())
         lds = (
-            "no LDS" if e.work_groups_by_lds is None else f"{e.work_groups_lds} work-groups by LDS"
+            "no LDS"
+            if e.work_groups_by_lds is None
+            else f"{e.work_groups_by_lds} work-groups by LDS"
         )
         lines += [
             f"{e.name} on {e.arch}",

@@ -171,7 +171,9 @@ class Batch:
         self._groups: dict[tuple[int, int], Group] = {}
 
     def close(self) -> None:
-        """Drop the groups, which refer back to the batch: its arrays are freed without the collector."""
+        """Drop the groups, which refer back to the batch: its arrays are freed without the
+        collector.
+        """
         self._groups.clear()
 
     def group(self, first: int, last: int) -> Group:

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 HERE = Path(__file__).parent
 MUTANT = os.environ.get("MLA_OPS_BUILD_TOOLS_ROOT")
@@ -23,3 +27,10 @@ if MUTANT:
     assert Path(str(build_tools.__file__)).is_relative_to(MUTANT), (
         "a mutant run must not see the real one"
     )
+
+
+@pytest.fixture(autouse=True)
+def quiet_numpy() -> Iterator[None]:
+    """The expected values are computed from infinities and NaN too."""
+    with np.errstate(all="ignore"):
+        yield

@@ -151,6 +151,8 @@ def test_mode_changes() -> None:
     assert after.v(10)[:, 0].tolist() == [0x8080, 0x7F7F]
     with pytest.raises(Fault, match="rounding"):
         run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 0, 2), 1")
+    with pytest.raises(Fault, match="float16"):
+        run("s_setreg_imm32_b32 hwreg(HW_REG_MODE, 6, 2), 0")
 
 
 def test_calls() -> None:

@@ -74,6 +74,15 @@ def test_abs_and_neg() -> None:
         assert same_floats(after.v(11, np.float32), -a)
 
 
+def test_abs_and_neg_of_a_selection() -> None:
+    a, b = integers(1), integers(2)
+    code = "v_cndmask_b32_e64 v9, -v0, |v1|, s[4:5]"
+    after = run(code, v={0: a, 1: b}, s={4: 0xFFFF0000FFFF0000}, mode=AITER_MODE, waves=8)
+    chosen = LANE % 32 >= 16
+    expected = np.where(chosen, b & np.uint32(0x7FFFFFFF), a ^ np.uint32(0x80000000))
+    np.testing.assert_array_equal(after.v(9), expected)
+
+
 def test_clamp() -> None:
     """To [0, 1]; a NaN becomes 0 with DX10_CLAMP and stays without."""
     a = floats(1)
