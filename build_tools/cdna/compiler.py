@@ -8,7 +8,6 @@ clang builtins or from hip_shim/.
 from __future__ import annotations
 
 import functools
-import os
 import subprocess
 import sys
 import tempfile
@@ -122,6 +121,3 @@ def available() -> str | None:
     except (CompileError, OSError) as error:
         return str(error)
     return None
-
-
-os.environ.setdefault("ZIG_GLOBAL_CACHE_DIR", str(Path(tempfile.gettempdir()) / "zig-cache"))
