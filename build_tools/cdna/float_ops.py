@@ -92,10 +92,10 @@ def fma16(a: Array, b: Array, c: Array) -> Array:
     return (a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)).astype(np.float16)
 
 
-def _fma64(a: float, b: float, c: float) -> float:
+def _fma64(a: float, b: float, c: float, power: int) -> float:
     if not (np.isfinite(a) and np.isfinite(b) and np.isfinite(c)):
         return a * b + c
-    exact = Fraction(a) * Fraction(b) + Fraction(c)
+    exact = (Fraction(a) * Fraction(b) + Fraction(c)) * Fraction(2) ** int(power)
     if exact == 0:
         return a * b + c
     try:
@@ -104,8 +104,9 @@ def _fma64(a: float, b: float, c: float) -> float:
         return float("inf") if exact > 0 else float("-inf")
 
 
-def fma64(a: Array, b: Array, c: Array) -> Array:
-    return np.vectorize(_fma64, otypes=[np.float64])(a, b, c)
+def fma64(a: Array, b: Array, c: Array, power: Array | int = 0) -> Array:
+    """float64 fused multiply-add times 2^power, rounded once; exact rationals, lane by lane."""
+    return np.vectorize(_fma64, otypes=[np.float64])(a, b, c, power)
 
 
 def fraction(a: Array) -> Array:

@@ -218,6 +218,7 @@ INTEGER_OPS: Entries = {
     "v_lshrrev_b64": ("uU>U", lambda a, b: b >> shift(a, 63).astype(np.uint64)),
     "v_ashrrev_i64": ("uI>I", lambda a, b: b >> shift(a, 63).astype(I64)),
     "v_lshl_add_u64": ("UuU>U", lambda a, b, c: (a << shift(b, 7).astype(np.uint64)) + c),
+    "v_dot4c_i32_i8": ("uuu>u", byte_dot(True)),
     # 16 bits
     "v_add_u16": ("jj>j", np.add),
     "v_sub_u16": ("jj>j", np.subtract),

@@ -16,6 +16,7 @@ from .arithmetic import ARITHMETIC, classes
 from .conversions import CONVERSIONS
 from .crosslane import CROSS_LANE
 from .decoder import Instruction, UnknownInstruction
+from .division import DIVISION
 from .modifiers import getters_of, output_modifier, source_codes
 from .operands import FLOATS, VCC, Step, Target, write_lane_mask, writer
 from .state import EXEC, LANE, Array, Group
@@ -329,5 +330,6 @@ _SPECIAL: dict[str, Callable[[Target, Instruction], Step]] = {
     **ARITHMETIC,
     **CONVERSIONS,
     **CROSS_LANE,
+    **DIVISION,
     **{f"v_cmp{x}_class_{t}": _class for x in ("", "x") for t in ("f16", "f32", "f64")},
 }

@@ -212,9 +212,9 @@ MUTANTS = [
     ),
     Mutant(
         "division scales the wrong way",
-        "arithmetic.py",
-        "_exponent(quotient) > 127",
-        "_exponent(quotient) < 127",
+        "division.py",
+        "fmt.exponent(quotient) > fmt.bias",
+        "fmt.exponent(quotient) < fmt.bias",
         "test_vector_float.py::test_division_sequence_is_correctly_rounded",
     ),
     Mutant(

@@ -341,6 +341,58 @@ def test_division_sequence_is_correctly_rounded() -> None:
     assert same_floats(after.v(9, np.float32), expected)
 
 
+def test_float64_division_is_correctly_rounded() -> None:
+    random = np.random.default_rng(0)
+    a, b = (random.integers(0, 1 << 64, (16, 64), dtype=np.uint64).view(np.float64) for _ in "ab")
+    special = np.array(
+        [0.0, -0.0, 1.0, 3.0, np.inf, -np.inf, np.nan, 5e-324, 1e-310, 1.7e308, 2.3e-308]
+    )
+    a[0], b[0] = random.choice(special, 64), random.choice(special, 64)
+    a[1:4] = random.standard_normal((3, 64))
+    b[1:4] = random.standard_normal((3, 64))
+    code = [
+        "v_div_scale_f64 v[10:11], s[4:5], v[2:3], v[2:3], v[0:1]",
+        "v_rcp_f64 v[12:13], v[10:11]",
+        "v_fma_f64 v[14:15], -v[10:11], v[12:13], 1.0",
+        "v_fma_f64 v[12:13], v[12:13], v[14:15], v[12:13]",
+        "v_fma_f64 v[14:15], -v[10:11], v[12:13], 1.0",
+        "v_div_scale_f64 v[16:17], vcc, v[0:1], v[2:3], v[0:1]",
+        "v_fma_f64 v[12:13], v[12:13], v[14:15], v[12:13]",
+        "v_mul_f64 v[14:15], v[16:17], v[12:13]",
+        "v_fma_f64 v[10:11], -v[10:11], v[14:15], v[16:17]",
+        "v_div_fmas_f64 v[10:11], v[10:11], v[12:13], v[14:15]",
+        "v_div_fixup_f64 v[20:21], v[10:11], v[2:3], v[0:1]",
+    ]
+    after = run(code, v={0: a, 2: b}, waves=16)
+    assert same_floats(after.v(20, np.float64), a / b)
+
+
+def test_float16_division() -> None:
+    """What clang emits: a float32 quotient, rounded, and the special cases mended."""
+    random = np.random.default_rng(0)
+    a, b = (random.integers(0, 1 << 16, (64, 64), dtype=np.uint32) for _ in range(2))
+    code = [
+        "v_cvt_f32_f16 v2, v0",
+        "v_cvt_f32_f16 v3, v1",
+        "v_rcp_f32 v4, v3",
+        "v_mul_f32 v4, v2, v4",
+        "v_cvt_f16_f32 v4, v4",
+        "v_div_fixup_f16 v9, v4, v1, v0",
+    ]
+    x, y = (v.astype(np.uint16).view(np.float16) for v in (a, b))
+    got = run(code, v={0: a, 1: b}, waves=64).v(9).astype(np.uint16).view(np.float16)
+    expected = (x.astype(np.float64) / y).astype(np.float16)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(expected))
+    np.testing.assert_array_equal(
+        np.signbit(got[~np.isnan(got)]), np.signbit(expected[~np.isnan(got)])
+    )
+    finite = np.isfinite(expected)
+    ulps = np.abs(got.view(np.int16).astype(int) - expected.view(np.int16))[
+        finite & np.isfinite(got)
+    ]
+    assert ulps.max() <= 1 and (ulps == 0).mean() > 0.99
+
+
 def test_float16() -> None:
     random = np.random.default_rng(0)
     a, b, c = (random.integers(0, 1 << 16, (8, 64), dtype=np.uint32) for _ in range(3))

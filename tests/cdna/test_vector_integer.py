@@ -347,6 +347,10 @@ def test_bitop3_is_any_function_of_three_bits() -> None:
             )
 
         np.testing.assert_array_equal(after.v(9), lanes(bits, a, b, c), err_msg=hex(table))
+        code = f"v_bitop3_b16 v9, v0, v1, v2 bitop3:{table:#x} op_sel:[1,0,0,1]"
+        after = run(code, "gfx950", v={0: a << np.uint32(16), 1: b, 2: c, 9: 0x5555})
+        low = lanes(bits, a, b, c) & np.uint64(0xFFFF)
+        np.testing.assert_array_equal(after.v(9), low << np.uint64(16) | np.uint64(0x5555))
 
 
 def test_integer_clamp_saturates() -> None:
@@ -386,3 +390,9 @@ def test_constants_literals_and_scalars_as_sources() -> None:
     np.testing.assert_array_equal(after.v(12), a ^ np.uint32(0xDEADBEEF))
     assert (after.v(13) == 0x3E22F983).all()
     np.testing.assert_array_equal(after.v(14), a | np.uint32(0xC0800000))
+
+
+def test_accumulating_byte_dot_product() -> None:
+    a, b, c = (integers(k) for k in range(3))
+    after = run("v_dot4c_i32_i8 v2, v0, v1", v={0: a, 1: b, 2: c}, waves=8)
+    np.testing.assert_array_equal(after.v(2), lanes(TERNARY["v_dot4_i32_i8"], a, b, c))

@@ -44,50 +44,38 @@ __device__ inline unsigned group_size(int axis) {
   return ((const __attribute__((address_space(4))) unsigned short*)__builtin_amdgcn_implicitarg_ptr())[6 + axis];
 }
 
-#define HIP_SHIM_AXIS(name, expression) \
-  struct name {                         \
-    __device__ operator unsigned() const { return expression; } \
-  }
+// Plain unsigned values, as in ROCm's header.
+#define HIP_SHIM_AXIS(axis, expression)                                   \
+  __declspec(property(get = get_##axis)) unsigned axis;                   \
+  __device__ unsigned get_##axis() const { return expression; }
 struct Thread {
-  HIP_SHIM_AXIS(X, __builtin_amdgcn_workitem_id_x());
-  HIP_SHIM_AXIS(Y, __builtin_amdgcn_workitem_id_y());
-  HIP_SHIM_AXIS(Z, __builtin_amdgcn_workitem_id_z());
-  static constexpr X x{};
-  static constexpr Y y{};
-  static constexpr Z z{};
+  HIP_SHIM_AXIS(x, __builtin_amdgcn_workitem_id_x())
+  HIP_SHIM_AXIS(y, __builtin_amdgcn_workitem_id_y())
+  HIP_SHIM_AXIS(z, __builtin_amdgcn_workitem_id_z())
 };
 struct Block {
-  HIP_SHIM_AXIS(X, __builtin_amdgcn_workgroup_id_x());
-  HIP_SHIM_AXIS(Y, __builtin_amdgcn_workgroup_id_y());
-  HIP_SHIM_AXIS(Z, __builtin_amdgcn_workgroup_id_z());
-  static constexpr X x{};
-  static constexpr Y y{};
-  static constexpr Z z{};
+  HIP_SHIM_AXIS(x, __builtin_amdgcn_workgroup_id_x())
+  HIP_SHIM_AXIS(y, __builtin_amdgcn_workgroup_id_y())
+  HIP_SHIM_AXIS(z, __builtin_amdgcn_workgroup_id_z())
 };
 struct BlockDim {
-  HIP_SHIM_AXIS(X, group_size(0));
-  HIP_SHIM_AXIS(Y, group_size(1));
-  HIP_SHIM_AXIS(Z, group_size(2));
-  static constexpr X x{};
-  static constexpr Y y{};
-  static constexpr Z z{};
+  HIP_SHIM_AXIS(x, group_size(0))
+  HIP_SHIM_AXIS(y, group_size(1))
+  HIP_SHIM_AXIS(z, group_size(2))
 };
 struct GridDim {
-  HIP_SHIM_AXIS(X, block_count(0));
-  HIP_SHIM_AXIS(Y, block_count(1));
-  HIP_SHIM_AXIS(Z, block_count(2));
-  static constexpr X x{};
-  static constexpr Y y{};
-  static constexpr Z z{};
+  HIP_SHIM_AXIS(x, block_count(0))
+  HIP_SHIM_AXIS(y, block_count(1))
+  HIP_SHIM_AXIS(z, block_count(2))
 };
 #undef HIP_SHIM_AXIS
 
 }  // namespace hip_shim
 
-static constexpr hip_shim::Thread threadIdx{};
-static constexpr hip_shim::Block blockIdx{};
-static constexpr hip_shim::BlockDim blockDim{};
-static constexpr hip_shim::GridDim gridDim{};
+static const __device__ hip_shim::Thread threadIdx{};
+static const __device__ hip_shim::Block blockIdx{};
+static const __device__ hip_shim::BlockDim blockDim{};
+static const __device__ hip_shim::GridDim gridDim{};
 #define warpSize 64
 
 __device__ inline void __syncthreads() {
@@ -166,3 +154,24 @@ template <class T>
 __device__ inline T min(T a, T b) { return b < a ? b : a; }
 template <class T>
 __device__ inline T max(T a, T b) { return a < b ? b : a; }
+
+// Host side: enough for launchers to be parsed; nothing of it is compiled for the device.
+typedef struct ihipStream_t* hipStream_t;
+enum hipError_t { hipSuccess = 0, hipErrorInvalidValue = 1 };
+struct dim3 {
+  unsigned x, y, z;
+  constexpr __host__ __device__ dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+extern "C" {
+hipError_t hipConfigureCall(dim3 grid, dim3 block, size_t shared = 0, hipStream_t stream = 0);
+hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared = 0, hipStream_t stream = 0);
+hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
+                           hipStream_t stream);
+hipError_t hipGetLastError();
+hipError_t hipPeekAtLastError();
+hipError_t hipMemsetAsync(void* destination, int value, size_t bytes, hipStream_t stream);
+const char* hipGetErrorString(hipError_t error);
+}
+#define HIP_KERNEL_NAME(...) __VA_ARGS__
+#define hipLaunchKernelGGL(kernel, grid, block, shared, stream, ...) \
+  kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
