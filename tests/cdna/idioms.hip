@@ -3,7 +3,9 @@
 
 typedef __bf16 bf8 __attribute__((ext_vector_type(8)));
 #define KERNEL extern "C" __global__ __launch_bounds__(1024) void
-#define INDEX int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; if (i >= n) return
+#define INDEX                                                 \
+  int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; \
+  if (i >= n) return
 
 KERNEL divide64(const int64_t* a, const int64_t* b, int64_t* q, int64_t* r, uint64_t* u,
                 int64_t n) {
@@ -82,12 +84,12 @@ __global__ void write_cache(const uint16_t* c, const uint16_t* pe, uint16_t* cac
   int64_t slot = slots[blockIdx.x];
   if (slot < 0) return;
   for (int i = threadIdx.x; i < D; i += blockDim.x)
-    cache[slot * D + i] = i < 512 ? c[(int64_t)blockIdx.x * 512 + i]
-                                  : pe[(int64_t)blockIdx.x * (D - 512) + i - 512];
+    cache[slot * D + i] =
+        i < 512 ? c[(int64_t)blockIdx.x * 512 + i] : pe[(int64_t)blockIdx.x * (D - 512) + i - 512];
 }
 extern "C" int launch(const uint16_t* c, uint16_t* cache, const int64_t* slots, int n,
                       void* stream) {
-  hipLaunchKernelGGL(HIP_KERNEL_NAME(write_cache<576>), dim3(n), dim3(256), 0,
-                     (hipStream_t)stream, c, c, cache, slots, n);
+  hipLaunchKernelGGL(HIP_KERNEL_NAME(write_cache<576>), dim3(n), dim3(256), 0, (hipStream_t)stream,
+                     c, c, cache, slots, n);
   return hipGetLastError();
 }

@@ -1,5 +1,6 @@
-// Device-only stand-in for <hip/hip_runtime.h>: what kernels of csrc/hip and of the tests need when PyPI's clang
-// compiles them without ROCm. blockDim and gridDim come from the hidden kernel arguments, as with ROCm.
+// Device-only stand-in for <hip/hip_runtime.h>: what kernels of csrc/hip and of the tests need when
+// PyPI's clang compiles them without ROCm. blockDim and gridDim come from the hidden kernel
+// arguments, as with ROCm.
 #pragma once
 
 #define __global__ __attribute__((global))
@@ -9,9 +10,11 @@
 #define __constant__ __attribute__((constant))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
-// With one argument the compiler may assume at most that many work-items; clang knows the attribute by this name.
+// With one argument the compiler may assume at most that many work-items; clang knows the attribute
+// by this name.
 #define __HIP_LAUNCH_BOUNDS_1(n) __attribute__((amdgpu_flat_work_group_size(1, n)))
-#define __HIP_LAUNCH_BOUNDS_2(n, w) __attribute__((amdgpu_flat_work_group_size(1, n), amdgpu_waves_per_eu(w)))
+#define __HIP_LAUNCH_BOUNDS_2(n, w) \
+  __attribute__((amdgpu_flat_work_group_size(1, n), amdgpu_waves_per_eu(w)))
 #define __HIP_SELECT(_1, _2, name, ...) name
 #define __launch_bounds__(...) \
   __HIP_SELECT(__VA_ARGS__, __HIP_LAUNCH_BOUNDS_2, __HIP_LAUNCH_BOUNDS_1, )(__VA_ARGS__)
@@ -27,26 +30,41 @@ typedef unsigned int uint32_t;
 typedef long int64_t;
 typedef unsigned long uint64_t;
 
-struct __attribute__((aligned(8))) uint2 { unsigned x, y; };
-struct __attribute__((aligned(16))) uint4 { unsigned x, y, z, w; };
-struct __attribute__((aligned(8))) int2 { int x, y; };
-struct __attribute__((aligned(16))) int4 { int x, y, z, w; };
-struct __attribute__((aligned(8))) float2 { float x, y; };
-struct __attribute__((aligned(16))) float4 { float x, y, z, w; };
+struct __attribute__((aligned(8))) uint2 {
+  unsigned x, y;
+};
+struct __attribute__((aligned(16))) uint4 {
+  unsigned x, y, z, w;
+};
+struct __attribute__((aligned(8))) int2 {
+  int x, y;
+};
+struct __attribute__((aligned(16))) int4 {
+  int x, y, z, w;
+};
+struct __attribute__((aligned(8))) float2 {
+  float x, y;
+};
+struct __attribute__((aligned(16))) float4 {
+  float x, y, z, w;
+};
 
 namespace hip_shim {
 
-// Offsets in the implicit argument block, code object version 5 (LLVM AMDGPUUsage, "Hidden kernel arguments").
+// Offsets in the implicit argument block, code object version 5 (LLVM AMDGPUUsage, "Hidden kernel
+// arguments").
 __device__ inline unsigned block_count(int axis) {
-  return ((const __attribute__((address_space(4))) unsigned*)__builtin_amdgcn_implicitarg_ptr())[axis];
+  return (
+      (const __attribute__((address_space(4))) unsigned*)__builtin_amdgcn_implicitarg_ptr())[axis];
 }
 __device__ inline unsigned group_size(int axis) {
-  return ((const __attribute__((address_space(4))) unsigned short*)__builtin_amdgcn_implicitarg_ptr())[6 + axis];
+  return ((const __attribute__((
+      address_space(4))) unsigned short*)__builtin_amdgcn_implicitarg_ptr())[6 + axis];
 }
 
 // Plain unsigned values, as in ROCm's header.
-#define HIP_SHIM_AXIS(axis, expression)                                   \
-  __declspec(property(get = get_##axis)) unsigned axis;                   \
+#define HIP_SHIM_AXIS(axis, expression)                 \
+  __declspec(property(get = get_##axis)) unsigned axis; \
   __device__ unsigned get_##axis() const { return expression; }
 struct Thread {
   HIP_SHIM_AXIS(x, __builtin_amdgcn_workitem_id_x())
@@ -92,7 +110,8 @@ template <class T>
 __device__ inline T __shfl(T value, int lane, int width = 64) {
   static_assert(sizeof(T) == 4, "shuffles of the shim move 32-bit values");
   int source = (int(__lane_id()) & ~(width - 1)) + (lane & (width - 1));
-  return __builtin_bit_cast(T, __builtin_amdgcn_ds_bpermute(source << 2, __builtin_bit_cast(int, value)));
+  return __builtin_bit_cast(
+      T, __builtin_amdgcn_ds_bpermute(source << 2, __builtin_bit_cast(int, value)));
 }
 template <class T>
 __device__ inline T __shfl_xor(T value, int mask, int width = 64) {
@@ -103,7 +122,9 @@ __device__ inline T __shfl_down(T value, unsigned delta, int width = 64) {
   int lane = int(__lane_id());
   return __shfl(value, (lane & (width - 1)) + int(delta) < width ? lane + int(delta) : lane, width);
 }
-__device__ inline unsigned long __ballot(int predicate) { return __builtin_amdgcn_uicmp(predicate, 0, 33); }
+__device__ inline unsigned long __ballot(int predicate) {
+  return __builtin_amdgcn_uicmp(predicate, 0, 33);
+}
 
 template <class T>
 __device__ inline T atomicAdd(T* address, T value) {
@@ -123,12 +144,14 @@ __device__ inline T atomicExch(T* address, T value) {
 }
 template <class T>
 __device__ inline T atomicCAS(T* address, T expected, T value) {
-  __hip_atomic_compare_exchange_strong(address, &expected, value, __ATOMIC_RELAXED, __ATOMIC_RELAXED,
-                                       __HIP_MEMORY_SCOPE_AGENT);
+  __hip_atomic_compare_exchange_strong(address, &expected, value, __ATOMIC_RELAXED,
+                                       __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   return expected;
 }
 
-__device__ inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigned, value); }
+__device__ inline unsigned __float_as_uint(float value) {
+  return __builtin_bit_cast(unsigned, value);
+}
 __device__ inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
 __device__ inline float __uint_as_float(unsigned value) { return __builtin_bit_cast(float, value); }
 __device__ inline float __int_as_float(int value) { return __builtin_bit_cast(float, value); }
@@ -142,8 +165,12 @@ __device__ inline float exp2f(float a) { return __builtin_exp2f(a); }
 __device__ inline float log2f(float a) { return __builtin_log2f(a); }
 __device__ inline float expf(float a) { return __builtin_expf(a); }
 __device__ inline float logf(float a) { return __builtin_logf(a); }
-__device__ inline float __expf(float a) { return __builtin_amdgcn_exp2f(a * 1.44269504088896340736f); }
-__device__ inline float __logf(float a) { return __builtin_amdgcn_logf(a) * 0.69314718055994530942f; }
+__device__ inline float __expf(float a) {
+  return __builtin_amdgcn_exp2f(a * 1.44269504088896340736f);
+}
+__device__ inline float __logf(float a) {
+  return __builtin_amdgcn_logf(a) * 0.69314718055994530942f;
+}
 __device__ inline bool isnan(float a) { return __builtin_isnan(a); }
 __device__ inline bool isinf(float a) { return __builtin_isinf(a); }
 __device__ inline int __popc(unsigned a) { return __builtin_popcount(a); }
@@ -151,22 +178,28 @@ __device__ inline int __popcll(unsigned long a) { return __builtin_popcountll(a)
 __device__ inline int __clz(int a) { return a ? __builtin_clz(a) : 32; }
 __device__ inline int __ffs(int a) { return __builtin_ffs(a); }
 template <class T>
-__device__ inline T min(T a, T b) { return b < a ? b : a; }
+__device__ inline T min(T a, T b) {
+  return b < a ? b : a;
+}
 template <class T>
-__device__ inline T max(T a, T b) { return a < b ? b : a; }
+__device__ inline T max(T a, T b) {
+  return a < b ? b : a;
+}
 
 // Host side: enough for launchers to be parsed; nothing of it is compiled for the device.
 typedef struct ihipStream_t* hipStream_t;
 enum hipError_t { hipSuccess = 0, hipErrorInvalidValue = 1 };
 struct dim3 {
   unsigned x, y, z;
-  constexpr __host__ __device__ dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  constexpr __host__ __device__ dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1)
+      : x(x), y(y), z(z) {}
 };
 extern "C" {
 hipError_t hipConfigureCall(dim3 grid, dim3 block, size_t shared = 0, hipStream_t stream = 0);
-hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared = 0, hipStream_t stream = 0);
-hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared,
-                           hipStream_t stream);
+hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared = 0,
+                                      hipStream_t stream = 0);
+hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                           size_t shared, hipStream_t stream);
 hipError_t hipGetLastError();
 hipError_t hipPeekAtLastError();
 hipError_t hipMemsetAsync(void* destination, int value, size_t bytes, hipStream_t stream);
