@@ -10,6 +10,7 @@ import pytest
 from machine import same_floats
 
 from build_tools.cdna.compiler import ARCHES, CompileError, compile_cached, compile_hip
+from build_tools.cdna.decoder import Instruction, sweep
 from build_tools.cdna.launch import launch
 from build_tools.cdna.schedule import Lockstep, RoundRobin
 from build_tools.cdna.state import Fault
@@ -274,21 +275,42 @@ def test_divergent_branches(arch: str) -> None:
         assert y.tolist() == [collatz(int(v)) for v in x]
 
 
+FOLDED = """k(const float* x, float* y) {
+  float a = x[threadIdx.x], b = x[threadIdx.x + 64];
+  y[threadIdx.x] = (a + b) * 2.f;
+  y[threadIdx.x + 64] = (a * b) * 0.5f;
+  y[threadIdx.x + 128] = (fabsf(a) - b) * 4.f;
+  y[threadIdx.x + 192] = __builtin_amdgcn_fmed3f(a * 2.f + b, 0.f, 1.f);
+}"""
+FLUSHING = (
+    "-fgpu-flush-denormals-to-zero",
+    "-mno-amdgpu-ieee",
+    "-fno-honor-nans",
+    "-fno-signed-zeros",
+)
+
+
 @both
-def test_clamp_folds_into_the_instruction(arch: str) -> None:
-    source = (
-        KERNEL
-        + """k(const float* x, float* y) {
-      float v = x[threadIdx.x] * 2.f + x[threadIdx.x + 64];
-      y[threadIdx.x] = __builtin_amdgcn_fmed3f(v, 0.f, 1.f);
-      y[threadIdx.x + 64] = -__builtin_fabsf(x[threadIdx.x]) * x[threadIdx.x + 64];
-    }"""
-    )
+@pytest.mark.parametrize("flags", [(), FLUSHING], ids=["kept", "flushed"])
+def test_modifiers_that_clang_folds(arch: str, flags: tuple[str, ...]) -> None:
+    """abs and clamp always; output multipliers where denormals are flushed and IEEE mode is off."""
+    code = compile_cached(KERNEL + FOLDED, arch, flags)
+    used = {
+        field
+        for inst in sweep(code.text)
+        if isinstance(inst, Instruction) and inst.format == "VOP3"
+        for field in ("abs", "clmp", "omod")
+        if inst[field]
+    }
+    assert used == ({"abs", "clmp", "omod"} if flags else {"abs", "clmp"})
     x = np.random.default_rng(0).standard_normal(128).astype(np.float32)
-    y = np.zeros(128, np.float32)
-    launch(compile_cached(source, arch), "k", 1, 64, x, y)
-    np.testing.assert_array_equal(y[:64], np.clip(x[:64] * 2 + x[64:], 0, 1))
-    np.testing.assert_array_equal(y[64:], -np.abs(x[:64]) * x[64:])
+    y = np.zeros(256, np.float32)
+    launch(code, "k", 1, 64, x, y)
+    a, b = x[:64], x[64:]
+    np.testing.assert_array_equal(y[:64], (a + b) * 2)
+    np.testing.assert_array_equal(y[64:128], a * b / 2)
+    np.testing.assert_array_equal(y[128:192], (np.abs(a) - b) * 4)
+    np.testing.assert_array_equal(y[192:], np.clip(a * 2 + b, 0, 1))
 
 
 MATRIX = (
