@@ -62,7 +62,7 @@ class Space(NamedTuple):
 
     bytes: Array
     words: Array
-    check: Callable[[Array, int, Array | None], None]
+    check: Callable[[Array, int], None]
 
 
 def read(space: Space, index: Array, access: Access) -> Array:
@@ -124,13 +124,13 @@ def perform(
     if not store:
         if mask is not None:
             index = np.where(mask, index, 0)
-        space.check(index, access.nbytes, mask)
+        space.check(index, access.nbytes)
         to_registers(g, register, read(space, index, access), access)
         return
     values = from_registers(g, register, access)
     if mask is not None:
         index, values = index[mask], values[:, mask]
-    space.check(index, access.nbytes, None)
+    space.check(index, access.nbytes)
     write(space, index, values, access)
 
 
@@ -144,7 +144,7 @@ def lds_space(g: Group) -> Space:
     return Space(g.lds, g.lds32, unchecked)
 
 
-def unchecked(index: Array, nbytes: int, mask: Array | None) -> None:
+def unchecked(index: Array, nbytes: int) -> None:
     return None
 
 
@@ -189,7 +189,7 @@ def atomic_step(
         space, index = where(g)
         active = np.ones((g.n, 64), bool) if g.mask is None else g.mask
         at = index[active]
-        space.check(at, op.dtype.itemsize, None)
+        space.check(at, op.dtype.itemsize)
         if at.size and int(np.bitwise_or.reduce(at)) % op.dtype.itemsize:
             raise Fault(f"{inst}: unaligned atomic")
         cells = space.bytes[: space.bytes.size // 8 * 8].view(op.dtype)

@@ -23,10 +23,9 @@ def _encode_float8(target: Target, inst: Instruction) -> Step:
     """
     fmt = (E4M3 if "fp8" in inst.name else E5M2)[target.arch]
     a, b = getters_of(target, inst, "ff")
-    index, high = target.destination(inst["vdst"]), inst["opsel"] >> 3 & 1
+    high = inst["opsel"] >> 3 & 1
     write = writer(target, inst["vdst"], "j", high, keep=True)
     saturate = target.mode.saturate
-    del index
 
     def step(g: Group) -> None:
         code = fmt.encode(a(g), saturate) | fmt.encode(b(g), saturate) << np.uint32(8)

@@ -18,6 +18,10 @@ from tinygrad.renderer.amd.dsl import EnumBitField, FixedBitField
 
 MFMA_SCALE_PREFIX = 0xD3AC  # upper half of the first dword of v_mfma_ld_scale_b32
 _SUFFIX = re.compile(r"_(e32|e64)$")
+_MODIFIERS = frozenset(
+    ("abs", "neg", "omod", "clmp", "opsel", "acc", "cbsz", "abid", "blgp", "sd", "s1")
+    + tuple(f"src{k}_{what}" for k in (0, 1) for what in ("abs", "neg", "sel", "sext"))
+)
 _LITERAL_SOURCES = ("src0", "src1", "ssrc0", "ssrc1")
 
 
@@ -38,7 +42,13 @@ class Instruction:
     literal: int | None
 
     def __getitem__(self, field: str) -> int:
-        return self.fields.get(field, 0)
+        """A field by name; modifiers that the encoding does not have read as 0."""
+        value = self.fields.get(field)
+        if value is None:
+            if field not in _MODIFIERS:
+                raise KeyError(f"{self} has no field {field}")
+            return 0
+        return value
 
     def __str__(self) -> str:
         encoding = f"{self.format} {self.variant}".strip()

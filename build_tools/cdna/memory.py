@@ -106,7 +106,7 @@ def _global_to_lds(inst: Instruction, address: Getter, access: Access | None) ->
 
     def step(g: Group) -> None:
         index = address(g) if g.mask is None else np.where(g.mask, address(g), 0)
-        g.memory.check(index, access.nbytes, g.mask)
+        g.memory.check(index, access.nbytes)
         into_lds(g, read(global_space(g), index, access), access, offset, inst)
 
     return step

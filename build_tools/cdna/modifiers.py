@@ -16,16 +16,15 @@ from .state import Array, Group
 
 def source_codes(inst: Instruction) -> list[int]:
     """Source operand codes in the order src0, src1, src2 (vsrc1 is always a VGPR)."""
+    if inst.format.startswith("VOP3"):
+        return [inst["src0"], inst["src1"], inst["src2"]]
+    second = inst.fields.get("vsrc1", 0)  # VOP1 has none
     if inst.variant == "SDWA":
         return [
             inst["vsrc0"] + (0 if inst["s0"] else 256),
-            inst["vsrc1"] + (0 if inst["s1"] else 256),
+            second + (0 if inst["s1"] else 256),
         ]
-    if inst.variant == "DPP16":
-        return [inst["vsrc0"] + 256, inst["vsrc1"] + 256]
-    if inst.format.startswith("VOP3"):
-        return [inst["src0"], inst["src1"], inst["src2"]]
-    return [inst["src0"], inst["vsrc1"] + 256]
+    return [inst["vsrc0"] + 256 if inst.variant == "DPP16" else inst["src0"], second + 256]
 
 
 def _modified(get: Getter, absolute: int, negate: int) -> Getter:

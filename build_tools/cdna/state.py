@@ -84,7 +84,7 @@ class Memory:
         start = address - self.BASE
         return self.bytes[start : start + like.nbytes].view(like.dtype).reshape(like.shape).copy()
 
-    def check(self, index: Array, nbytes: int, lanes: Array | None = None) -> None:
+    def check(self, index: Array, nbytes: int) -> None:
         """Fault unless all of `nbytes` at every index lie in one allocation."""
         try:
             room = self.room.take(index) >= nbytes
