@@ -87,8 +87,10 @@ def run_kernel(
     dynamic_lds: int = 0,
     poison: int = POISON,
     waves_at_once: int = WAVES_AT_ONCE,
+    limit: int = 1_000_000_000,
 ) -> Statistics:
-    """Run `grid` work-groups of `block` work-items; `kernarg` is the address of the argument block.
+    """Run `grid` work-groups of `block` work-items; `kernarg` is the address of the argument block;
+    `limit` is how many instructions all waves together may execute.
 
     Raises Fault for an invalid access, UnknownInstruction for what is not implemented.
     """
@@ -121,7 +123,8 @@ def run_kernel(
             _initial_registers(batch, kernel, user, ids, groups, threads)
             if find_races:
                 batch.races = RaceFinder(batch)
-            Scheduler(program, batch, Where(kernel.entry, Mode(kernel.mode))).run(schedule)
+            start = Where(kernel.entry, Mode(kernel.mode))
+            Scheduler(program, batch, start, limit).run(schedule)
             if batch.races is not None:
                 out.races += batch.races.races
             batch.close()

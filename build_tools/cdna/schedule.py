@@ -45,8 +45,10 @@ Schedule = Lockstep | RoundRobin
 class Scheduler:
     """Runs a batch of work-groups from a start position to the end."""
 
-    def __init__(self, program: Program, batch: Batch, start: Where) -> None:
-        self.program, self.batch = program, batch
+    def __init__(
+        self, program: Program, batch: Batch, start: Where, limit: int = 1_000_000_000
+    ) -> None:
+        self.program, self.batch, self.limit = program, batch, limit
         self.positions: list[Where] = [start] * batch.waves  # of waves that wait at a barrier
         self.active: list[Group] = []
 
@@ -97,6 +99,8 @@ class Scheduler:
     def _advance(self, group: Group, join: bool) -> bool:
         """One block for a group; False if it does not go on as it was."""
         self.program.execute(group)
+        if self.program.executed > self.limit:
+            raise Fault(f"still running after {self.limit} instructions, at {group.where.pc:#x}")
         batch = self.batch
         if batch.waiting[group.first] or batch.done[group.first]:
             self.active.remove(group)

@@ -8,6 +8,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def _wheel(cache: Path) -> Path:
     if found:
         return found[0]
     failed = cache / "failed"
-    if failed.exists():
+    if failed.exists() and time.time() - failed.stat().st_mtime < 600:  # said by another worker
         raise WheelUnavailable(failed.read_text())
     command = [
         sys.executable,

@@ -78,6 +78,7 @@ def run(
     memory: Memory | None = None,
     schedule: Schedule = Lockstep(),  # noqa: B008
     find_races: bool = False,
+    limit: int = 10_000_000,
 ) -> After:
     """Execute assembly (or its bytes) with 64 vector and 64 accumulation registers.
 
@@ -122,7 +123,7 @@ def run(
     if find_races:
         batch.races = RaceFinder(batch)
     with np.errstate(all="ignore"):
-        Scheduler(program, batch, Where(0, Mode(mode))).run(schedule)
+        Scheduler(program, batch, Where(0, Mode(mode)), limit).run(schedule)
     return After(batch)
 
 

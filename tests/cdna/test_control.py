@@ -100,7 +100,10 @@ def test_a_wave_that_ended_does_not_hold_up_a_barrier() -> None:
     assert after.s(5, 1) == 9
 
 
-def test_waiting_for_oneself_forever_is_a_deadlock() -> None:
+@pytest.mark.parametrize("schedule", [Lockstep(), RoundRobin(9)], ids=str)
+def test_code_that_does_not_end_is_stopped(schedule: Schedule) -> None:
+    with pytest.raises(Fault, match="still running after 1000 instructions, at 0x0"):
+        run(["loop:", "s_branch loop"], waves=3, schedule=schedule, limit=1000)
     with pytest.raises(Fault, match="no instruction starts"):
         run("s_branch 100")
 
