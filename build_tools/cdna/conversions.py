@@ -68,8 +68,6 @@ def _scaled_float8(target: Target, inst: Instruction) -> Step:
     2^(e-127) with e the exponent field of src1; and v_cvt_scalef32_pk_{fp8,bf8}_f32: two floats
     divided by it.
     """
-    if target.arch != "gfx950":
-        raise UnknownInstruction(f"{inst}: not an instruction of {target.arch}")
     name = inst.name
     codes = re.findall(r"_(fp8|bf8)", name)[0]
     fmt = (E4M3 if codes == "fp8" else E5M2)[target.arch]

@@ -148,8 +148,6 @@ def _transpose(target: Target, inst: Instruction) -> Step:
 
     b8: 8 rows of 16 bytes, two lanes to a row. b16: 4 rows of 16 elements, four lanes to a row.
     """
-    if target.arch != "gfx950":
-        raise UnknownInstruction(f"{inst}: not an instruction of {target.arch}")
     address, vdst = target.vector(inst["addr"]), target.vector(inst["vdst"], 2, inst["acc"])
     offset = inst["offset1"] << 8 | inst["offset0"]
     rows = 8 if inst.name.endswith("b8") else 4

@@ -90,20 +90,21 @@ def _operand(
     return get
 
 
-def _scale(target: Target, inst: Instruction, code: int, byte: int, m: int, k: int) -> Getter:
-    """[waves, M, blocks, 1] factors: one E8M0 byte of each lane, for its own row and k-block."""
+def _scaled(
+    target: Target, inst: Instruction, values: Getter, code: int, byte: int, m: int
+) -> Getter:
+    """An operand times one E8M0 byte of each lane, for the lane's own row and k-block."""
     raw = source_getter(target, inst, code, "u", 0)
     shift, blocks = np.uint32(8 * byte), 64 // m
 
     def get(g: Group) -> Array:
         exponent = np.broadcast_to(raw(g) >> shift & np.uint32(255), (g.n, 64)).astype(np.int32)
         factor = np.where(exponent == 255, np.nan, np.ldexp(1.0, exponent - 127))
-        return factor.reshape(g.n, blocks, m).transpose(0, 2, 1)[..., None]
+        by_block = factor.reshape(g.n, blocks, m).transpose(0, 2, 1)[..., None]
+        plain = values(g)
+        return (plain.reshape(g.n, m, blocks, -1) * by_block).reshape(plain.shape)
 
-    def scaled(values: Array, g: Group) -> Array:
-        return (values.reshape(g.n, m, blocks, -1) * get(g)).reshape(g.n, m, k)
-
-    return lambda g: scaled(g.memo["mfma"], g)
+    return get
 
 
 def compile_matrix(target: Target, inst: Instruction) -> Step:
@@ -118,8 +119,10 @@ def compile_matrix(target: Target, inst: Instruction) -> Step:
     types = _element_types(inst, kind)
     a = _operand(target, inst, inst["src0"], inst["acc"] & 1, types[0], m, k)
     b = _operand(target, inst, inst["src1"], inst["acc"] >> 1, types[1], m, k)
-    if match[1]:
-        a, b = _with_scales(target, inst, a, b, m, k)
+    if match[1]:  # op_sel and op_sel_hi choose the byte
+        low, high = inst["opsel"], inst["opsel_hi"]
+        a = _scaled(target, inst, a, inst["scale_src0"], low & 1 | (high & 1) << 1, m)
+        b = _scaled(target, inst, b, inst["scale_src1"], low >> 1 & 1 | high & 2, m)
     count = m * m // 64
     destination = target.vector(inst["vdst"], count, inst["acc_cd"])
     tile = _tile(destination, m)
@@ -136,26 +139,6 @@ def compile_matrix(target: Target, inst: Instruction) -> Step:
         np.copyto(tile(g).view(dtype), total, casting="unsafe")
 
     return step
-
-
-def _with_scales(
-    target: Target, inst: Instruction, a: Getter, b: Getter, m: int, k: int
-) -> tuple[Getter, Getter]:
-    sa = _scale(
-        target, inst, inst["scale_src0"], inst["opsel"] & 1 | (inst["opsel_hi"] & 1) << 1, m, k
-    )
-    sb = _scale(
-        target, inst, inst["scale_src1"], inst["opsel"] >> 1 & 1 | inst["opsel_hi"] & 2, m, k
-    )
-
-    def apply(get: Getter, scale: Getter) -> Getter:
-        def scaled(g: Group) -> Array:
-            g.memo["mfma"] = get(g)
-            return scale(g)
-
-        return scaled
-
-    return apply(a, sa), apply(b, sb)
 
 
 def _tile(register: int, m: int) -> Getter:

@@ -4,6 +4,7 @@ change where a wave stands: branches, barriers, the end, and changes of mode.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -37,6 +38,11 @@ NO_OPS = {
     "s_ttracedata",
     "s_inst_prefetch",
 }
+ONLY_GFX950 = re.compile(
+    r"v_permlane(16|32)_swap|v_bitop3|v_cvt_pk_(bf16|f16)_f32|v_cvt_f32_bf16|v_cvt_scalef32|v_prng"
+    r"|v_dot2c?_f32_bf16|v_mfma_.*f8f6f4|v_mfma_f32_(16x16x32|32x32x16)_b?f16|ds_read_b\d+_tr_"
+    r"|v_mfma_i32_(16x16x64|32x32x32)_i8|global_load_lds_dwordx"
+)
 MODE_REGISTER = 1  # hwreg(HW_REG_MODE)
 Next = Where | list[Where]
 
@@ -61,6 +67,9 @@ def compile_step(target: Target, inst: Instruction) -> Step:
     UnknownInstruction.
     """
     fmt = inst.format
+    to_lds = fmt == "MUBUF" and inst["lds"] and inst.name.startswith("buffer_load_dwordx")
+    if target.arch != "gfx950" and (ONLY_GFX950.match(inst.name) or to_lds):
+        raise UnknownInstruction(f"{inst}: not an instruction of {target.arch}")
     if fmt in ("SOP1", "SOP2", "SOPC", "SOPK", "SMEM"):
         return compile_scalar(target, inst)
     if fmt == "DS":

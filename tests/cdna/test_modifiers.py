@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from machine import AITER_MODE, HIP_MODE, floats, integers, run, same_floats
+from machine import AITER_MODE, HIP_MODE, assembled, floats, integers, run, same_floats
 
+from build_tools.cdna.compiler import CompileError, assemble
 from build_tools.cdna.decoder import UnknownInstruction
 from build_tools.cdna.state import Fault
 
@@ -266,3 +267,32 @@ def test_unknown_is_an_error_that_names_it(code: str, arch: str) -> None:
 def test_registers_beyond_the_allocation_are_refused() -> None:
     with pytest.raises(Fault, match="v64 is beyond the 64"):
         run("v_mov_b32 v64, 0")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "v_permlane32_swap_b32 v0, v1",
+        "v_permlane16_swap_b32 v0, v1",
+        "v_bitop3_b32 v0, v1, v2, v3 bitop3:0x12",
+        "v_cvt_pk_bf16_f32 v0, v1, v2",
+        "v_cvt_pk_f16_f32 v0, v1, v2",
+        "v_cvt_f32_bf16 v0, v1",
+        "v_cvt_scalef32_pk_f32_fp8 v[0:1], v2, v3",
+        "v_dot2_f32_bf16 v0, v1, v2, v3",
+        "v_dot2c_f32_bf16 v0, v1, v2",
+        "v_mfma_f32_16x16x128_f8f6f4 v[0:3], v[4:11], v[12:19], 0",
+        "v_mfma_f32_16x16x32_bf16 v[0:3], v[4:7], v[8:11], 0",
+        "v_mfma_f32_32x32x16_f16 v[0:15], v[16:19], v[20:23], 0",
+        "v_mfma_i32_16x16x64_i8 v[0:3], v[4:7], v[8:11], 0",
+        "ds_read_b64_tr_b8 v[0:1], v2",
+        "global_load_lds_dwordx4 v[0:1], off",
+        "buffer_load_dwordx4 v0, s[4:7], 0 offen lds",
+    ],
+)
+def test_gfx950_instructions_are_refused_on_gfx942(code: str) -> None:
+    """As LLVM refuses to assemble them."""
+    with pytest.raises(UnknownInstruction, match="not an instruction of gfx942"):
+        run(assembled([code, "s_endpgm"], "gfx950"), "gfx942")
+    with pytest.raises(CompileError):
+        assemble(code, "gfx942")
