@@ -60,7 +60,7 @@ pytest: $(BUILT)
 	$(PYTEST) -n $(WORKERS)
 
 bench: $(BUILT)  ## CPU decode against torch: CSV and a table
-	$(PY) -P benchmarks/bench_decode.py --device cpu
+	$(PY) benchmarks/bench_decode.py --device cpu
 
 lint: $(ENVIRONMENT)  ## ruff, clang-format, mypy
 	$(PY) -m ruff check .

@@ -245,7 +245,7 @@ def main() -> None:
     print(", ".join(f"{key} {value}" for key, value in facts.items()), end="\n\n")
     print(summary(rows), end="\n\n", flush=True)
     if arguments.part is None:
-        again = [sys.executable, "-P", __file__, "--csv", str(arguments.csv)]
+        again = [sys.executable, __file__, "--csv", str(arguments.csv)]
         memory = subprocess.run(
             [*again, "--part", "memory"], capture_output=True, text=True, check=True
         )
