@@ -73,53 +73,63 @@ void softmax(const DecodeArgs& args, const State& state, int64_t begin, const Ti
   }
 }
 
+// Tokens and lanes: scores, weights. Then rows and columns: output.
 template <class Engine, int VECS>
-void attend(const DecodeArgs& args, const Layout& layout, const State& state, int64_t begin,
-            const Tile& tile, bool masked, const uint32_t* q, float* output, char* scratch,
-            Prefetch& prefetch) {
-  constexpr int kRows = kRowsFor<VECS>, kRow = VECS * kLanes;
+void attend(const DecodeArgs& args, const Layout& layout, const State& state, int64_t rows,
+            int64_t begin, const Tile& tile, bool masked, const uint32_t* q, float* output,
+            char* scratch, Prefetch& prefetch) {
+  constexpr int kTokens = kRowsFor<VECS>, kRow = VECS * kLanes;
   float* scores = reinterpret_cast<float*>(scratch + layout.scores);
   float* weights = reinterpret_cast<float*>(scratch + layout.weights);
   const int64_t padded = round_up(tile.tokens, kBlock);
-  for (int64_t n = 0; n < padded; n += kRows) {
-    multiply<Engine, kRows, VECS, false>(tile.keys[n], tile.keys[n + 1] - tile.keys[n], 4,
-                                         reinterpret_cast<const float*>(q), layout.key_cells,
-                                         scores + n * kRow, nullptr, prefetch);
+  for (int64_t n = 0; n < padded; n += kTokens) {
+    const Operands at = {tile.keys[n],
+                         tile.keys[n + 1] - tile.keys[n],
+                         4,
+                         reinterpret_cast<const float*>(q),
+                         kRow,
+                         scores + n * kRow,
+                         kRow};
+    multiply<Engine, kTokens, VECS>(at, layout.key_cells, nullptr, prefetch);
   }
   softmax<Engine, VECS>(args, state, begin, tile, masked, scores, weights);
-  for (int64_t column = 0; column < layout.value_width; column += kRows) {
-    multiply<Engine, kRows, VECS, true>(scratch + layout.values + column * 4, 4, layout.value_row,
-                                        weights, padded / Engine::kPack, output + column * kRow,
-                                        state.factor, prefetch);
-  }
+  constexpr int kVecs = kLanes == 4 ? 4 : 2, kRows = kRowsFor<kVecs>;
+  const float* values = reinterpret_cast<const float*>(scratch + layout.values);
+  for (int64_t column = 0; column < layout.value_width; column += kVecs * kLanes)
+    for (int64_t row = 0; row < rows; row += kRows) {
+      const Operands at = {reinterpret_cast<const char*>(weights + row),
+                           4,
+                           kRow * 4,
+                           values + column / kColumns * layout.value_block + column % kColumns,
+                           layout.value_step,
+                           output + row * layout.value_width + column,
+                           layout.value_width};
+      multiply<Engine, kRows, kVecs>(at, padded / Engine::kPack, state.factor + row, prefetch);
+    }
 }
 
-// Writes a block's rows to `out` and `lse`.
-void finish(const DecodeArgs& args, int64_t sequence, int64_t first_row, int64_t lanes,
-            const State& state, const float* output, float* row) {
-  for (int64_t lane = 0; lane < least(lanes, args.rows() - first_row); ++lane) {
-    const bool empty = state.sum[lane] == 0.0f;
-    const float factor = empty ? 0.0f : args.output_scale / state.rounded_sum[lane];
-    for (int64_t i = 0; i < args.latent; ++i)
-      row[i] = empty ? 0.0f : output[i * lanes + lane] * factor;
-    const int64_t offset = element_offset(args.out_stride, sequence, first_row + lane, args.heads);
-    narrow(row, static_cast<char*>(args.out) + offset * size_of(args.out_type), args.out_type,
-           args.latent);
-    if (args.lse != nullptr)
-      args.lse[element_offset(args.lse_stride, sequence, first_row + lane, args.heads)] =
-          empty ? -kInfinity : (state.maximum[lane] + __builtin_log2f(state.sum[lane])) * kLn2;
-  }
+// Writes one row to `out` and `lse`.
+void finish(const DecodeArgs& args, const Layout& layout, int64_t sequence, int64_t row,
+            const State& state, float* output) {
+  const bool empty = *state.sum == 0.0f;
+  const float factor = empty ? 0.0f : args.output_scale / *state.rounded_sum;
+  for (int64_t i = 0; i < layout.value_width; ++i) output[i] = empty ? 0.0f : output[i] * factor;
+  const int64_t offset = element_offset(args.out_stride, sequence, row, args.heads);
+  narrow(output, static_cast<char*>(args.out) + offset * size_of(args.out_type), args.out_type,
+         args.latent);
+  if (args.lse != nullptr)
+    args.lse[element_offset(args.lse_stride, sequence, row, args.heads)] =
+        empty ? -kInfinity : (*state.maximum + __builtin_log2f(*state.sum)) * kLn2;
 }
 
-// Keeps a block for merge().
-void keep(const Layout& layout, int64_t row, int64_t lanes, const State& state, const float* output,
+// Keeps one row for merge().
+void keep(const Layout& layout, int64_t row, const State& state, const float* output,
           float* partial) {
   const State kept = State::at(partial, layout.rows).from(row);
-  memcpy(kept.maximum, state.maximum, static_cast<size_t>(lanes) * 4);
-  memcpy(kept.sum, state.sum, static_cast<size_t>(lanes) * 4);
-  memcpy(kept.rounded_sum, state.rounded_sum, static_cast<size_t>(lanes) * 4);
-  memcpy(partial + layout.partial_output(row), output,
-         static_cast<size_t>(lanes * layout.value_width) * 4);
+  *kept.maximum = *state.maximum;
+  *kept.sum = *state.sum;
+  *kept.rounded_sum = *state.rounded_sum;
+  memcpy(partial + layout.partial_output(row), output, static_cast<size_t>(layout.value_width) * 4);
 }
 
 // One piece, for the group of rows that begins at `first_row`.
@@ -164,23 +174,23 @@ void process(const DecodeArgs& args, const Cache<Engine>& cache, const Layout& l
     for (int64_t row = first_row, lanes; row < stop_row; row += lanes) {
       lanes = block_lanes(layout.rows - row);
       const State block = state.from(row);
+      const int64_t rows = least(lanes, args.rows() - row);
       if (kLanes == 16 && lanes == 2 * kBlock) {
-        attend<Engine, 2>(args, layout, block, begin, tile, masked, q_of(row), output_of(row),
+        attend<Engine, 2>(args, layout, block, rows, begin, tile, masked, q_of(row), output_of(row),
                           scratch, prefetch);
       } else {
-        attend<Engine, 16 / kLanes>(args, layout, block, begin, tile, masked, q_of(row),
+        attend<Engine, 16 / kLanes>(args, layout, block, rows, begin, tile, masked, q_of(row),
                                     output_of(row), scratch, prefetch);
       }
     }
   }
 
   float* partial = args.partials + piece.slot * layout.partial_floats();
-  for (int64_t row = first_row, lanes; row < stop_row; row += lanes) {
-    lanes = block_lanes(layout.rows - row);
+  for (int64_t row = first_row; row < least(stop_row, args.rows()); ++row) {
     if (cut) {
-      keep(layout, row, lanes, state.from(row), output_of(row), partial);
+      keep(layout, row, state.from(row), output_of(row), partial);
     } else {
-      finish(args, piece.sequence, row, lanes, state.from(row), output_of(row), row_memory);
+      finish(args, layout, piece.sequence, row, state.from(row), output_of(row));
     }
   }
 }
@@ -227,36 +237,30 @@ void decode_merge(const DecodeArgs& args, const Schedule& schedule, int32_t sequ
   const Layout layout = Layout::of<Float32Engine>(args);
   char* scratch = static_cast<char*>(scratch_memory);
   float* output = reinterpret_cast<float*>(scratch + layout.output);
-  float* row_memory = reinterpret_cast<float*>(scratch + layout.row);
   const State merged = State::at(reinterpret_cast<float*>(scratch + layout.state), layout.rows);
   float* partials = args.partials + schedule.first_slot(sequence) * layout.partial_floats();
   const int32_t pieces = schedule.pieces(sequence);
   const auto partial = [&](int32_t piece) { return partials + piece * layout.partial_floats(); };
 
-  for (int64_t row = 0, lanes; row < layout.rows; row += lanes) {
-    lanes = block_lanes(layout.rows - row);
+  for (int64_t row = 0; row < args.rows(); ++row) {
     const State state = merged.from(row);
-    for (int64_t v = 0; v < lanes; v += kLanes) {
-      Vec top = splat(-kInfinity), sum{}, rounded_sum{};
-      for (int32_t piece = 0; piece < pieces; ++piece)
-        top = maximum(load(State::at(partial(piece), layout.rows).from(row + v).maximum), top);
-      const Vec shift = top == splat(-kInfinity) ? Vec{} : top;
-      for (int32_t piece = 0; piece < pieces; ++piece) {
-        const State kept = State::at(partial(piece), layout.rows).from(row + v);
-        const Vec weight = exp2(load(kept.maximum) - shift);
-        sum += load(kept.sum) * weight;
-        rounded_sum += load(kept.rounded_sum) * weight;
-        const float* from = partial(piece) + layout.partial_output(row) + v;
-        for (int64_t i = 0; i < layout.value_width * lanes; i += lanes) {
-          const Vec before = piece == 0 ? Vec{} : load(output + i + v);
-          store(output + i + v, before + load(from + i) * weight);
-        }
-      }
-      store(state.maximum + v, top);
-      store(state.sum + v, sum);
-      store(state.rounded_sum + v, rounded_sum);
+    *state.maximum = -kInfinity;
+    *state.sum = *state.rounded_sum = 0.0f;
+    memset(output, 0, static_cast<size_t>(layout.value_width) * 4);
+    for (int32_t piece = 0; piece < pieces; ++piece) {
+      const float top = *State::at(partial(piece), layout.rows).from(row).maximum;
+      *state.maximum = top > *state.maximum ? top : *state.maximum;
     }
-    finish(args, sequence, row, lanes, state, output, row_memory);
+    const float shift = *state.maximum == -kInfinity ? 0.0f : *state.maximum;
+    for (int32_t piece = 0; piece < pieces; ++piece) {
+      const State kept = State::at(partial(piece), layout.rows).from(row);
+      const float weight = __builtin_exp2f(*kept.maximum - shift);
+      *state.sum += *kept.sum * weight;
+      *state.rounded_sum += *kept.rounded_sum * weight;
+      const float* from = partial(piece) + layout.partial_output(row);
+      for (int64_t i = 0; i < layout.value_width; ++i) output[i] += from[i] * weight;
+    }
+    finish(args, layout, sequence, row, state, output);
   }
 }
 

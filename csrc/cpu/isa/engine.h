@@ -44,17 +44,25 @@ class Prefetch {
   int64_t stride_;
 };
 
-// c[i][lane] = (accumulate ? c[i][lane] * factor[lane] : 0) + sum over steps of a[i][step] *
-// b[step][lane], for ROWS rows i and VECS vectors of lanes. Rows of `a` lie `a_row` bytes apart,
-// steps `a_step`; rows of b and c lie VECS * kLanes floats apart. Holding ROWS * VECS sums in
-// registers, each step loads VECS vectors of b and broadcasts ROWS cells of a: with the rows of the
-// cache as `a`, keys and values need no transposing. The steps are summed on their own before they
-// are added to c: added one by one to what 100,000 tokens left there, equal values would all round
-// the same way, to errors of several 1e-3.
-template <class Engine, int ROWS, int VECS, bool ACCUMULATE>
-inline void multiply(const char* a, int64_t a_row, int64_t a_step, const float* b, int64_t steps,
-                     float* c, const float* factor, Prefetch& prefetch) {
-  constexpr int kRow = VECS * kLanes;
+// Where the operands of multiply() lie. Steps and rows of `a` are bytes apart, of `b` and `c`
+// floats.
+struct Operands {
+  const char* a;
+  int64_t a_row, a_step;
+  const float* b;
+  int64_t b_step;
+  float* c;
+  int64_t c_row;
+};
+
+// c[i][lane] = sum over steps of a[i][step] * b[step][lane], for ROWS rows i and VECS vectors of
+// lanes; where `factor` is given, added to c[i][lane] * factor[i]. Holding ROWS * VECS sums in
+// registers, each step loads VECS vectors of b and broadcasts ROWS cells of a, so that neither keys
+// nor values need transposing: keys are `a` of the scores, and values `b` of the output. The steps
+// are summed on their own before they are added to c: added one by one to what 100,000 tokens left
+// there, equal values would all round the same way, to errors of several 1e-3.
+template <class Engine, int ROWS, int VECS>
+inline void multiply(Operands at, int64_t steps, const float* factor, Prefetch& prefetch) {
   Vec sum[ROWS][VECS];
 #pragma GCC unroll 16
   for (int i = 0; i < ROWS; ++i)
@@ -63,19 +71,20 @@ inline void multiply(const char* a, int64_t a_row, int64_t a_step, const float* 
   while (steps > 0) {
     const int64_t some = steps < Prefetch::kSteps ? steps : Prefetch::kSteps;
     const int64_t stride = prefetch.stride();
-    const char* ahead = prefetch.take(a);
-    for (int64_t step = 0; step < some; ++step, a += a_step, b += kRow, ahead += stride) {
+    const char* ahead = prefetch.take(at.a);
+    for (int64_t step = 0; step < some; ++step) {
       __builtin_prefetch(ahead);
       Vec operand[VECS];
 #pragma GCC unroll 4
-      for (int v = 0; v < VECS; ++v) operand[v] = load(b + v * kLanes);
+      for (int v = 0; v < VECS; ++v) operand[v] = load(at.b + v * kLanes);
 #pragma GCC unroll 16
       for (int i = 0; i < ROWS; ++i) {
         uint32_t cell;
-        memcpy(&cell, a + i * a_row, 4);
+        memcpy(&cell, at.a + i * at.a_row, 4);
 #pragma GCC unroll 4
         for (int v = 0; v < VECS; ++v) sum[i][v] = Engine::dot(sum[i][v], cell, operand[v]);
       }
+      at.a += at.a_step, at.b += at.b_step, ahead += stride;
     }
     steps -= some;
   }
@@ -83,12 +92,13 @@ inline void multiply(const char* a, int64_t a_row, int64_t a_step, const float* 
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 4
     for (int v = 0; v < VECS; ++v) {
-      float* to = c + i * kRow + v * kLanes;
-      store(to, ACCUMULATE ? load(to) * load(factor + v * kLanes) + sum[i][v] : sum[i][v]);
+      float* to = at.c + i * at.c_row + v * kLanes;
+      store(to, factor == nullptr ? sum[i][v] : load(to) * splat(factor[i]) + sum[i][v]);
     }
 }
 
-// Sums that fit the registers: 32 vectors with AVX-512, 16 below. ROWS divides 16.
+// Sums that fit the registers: 32 vectors with AVX-512, 16 below. The
+// rows divide kBlock.
 template <int VECS>
 inline constexpr int kRowsFor = kLanes == 16  ? 16 / VECS
                                 : kLanes == 8 ? 8 / VECS

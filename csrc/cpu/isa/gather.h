@@ -21,16 +21,17 @@ struct Cache {
 #if defined(__AVX512BF16__)
 // Interleaves two rows into cells (second, first), the order in which the dot product takes its
 // pairs.
-inline void pair_up(const uint16_t* first, const uint16_t* second, uint32_t* cells, int64_t width) {
+inline void pair_up(const uint16_t* first, const uint16_t* second, uint32_t* cells,
+                    const Layout& layout) {
   alignas(64) static constexpr uint16_t kLow[32] = {0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,
                                                     37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
                                                     11, 43, 12, 44, 13, 45, 14, 46, 15, 47};
   const __m512i low = _mm512_load_si512(kLow);
   const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-  for (int64_t i = 0; i < width; i += 32) {
+  for (int64_t i = 0; i < layout.value_width; i += kColumns, cells += layout.value_block) {
     const __m512i a = _mm512_loadu_si512(first + i), b = _mm512_loadu_si512(second + i);
-    _mm512_store_si512(cells + i, _mm512_permutex2var_epi16(a, low, b));
-    _mm512_store_si512(cells + i + 16, _mm512_permutex2var_epi16(a, high, b));
+    _mm512_store_si512(cells, _mm512_permutex2var_epi16(a, low, b));
+    _mm512_store_si512(cells + 16, _mm512_permutex2var_epi16(a, high, b));
   }
 }
 
@@ -113,8 +114,8 @@ inline void gather(const Cache<BFloat16Engine>& cache, const DecodeArgs& args, c
     if (n % 2 == 1)
       pair_up(reinterpret_cast<const uint16_t*>(tile.keys[n - 1]),
               reinterpret_cast<const uint16_t*>(tile.keys[n]),
-              reinterpret_cast<uint32_t*>(scratch + layout.values) + n / 2 * layout.value_width,
-              layout.value_width);
+              reinterpret_cast<uint32_t*>(scratch + layout.values) + n / 2 * layout.value_step,
+              layout);
   }
 }
 #endif

@@ -11,6 +11,8 @@ namespace mla::MLA_ISA {
 inline constexpr int64_t kTile = 64;
 // Query rows lie in vector lanes, in blocks of 16 or 32.
 inline constexpr int64_t kBlock = 16;
+// Columns of the output that are computed together, at most.
+inline constexpr int64_t kColumns = 32;
 // Rows that share one gathered tile: 128 rows of 512 float32 sums are 256 KiB, which with the tile
 // and q stay in L2.
 inline constexpr int64_t kGroup = 128;
@@ -49,7 +51,8 @@ struct Layout {
   int64_t key_width;    // numbers in a gathered key row, zero beyond the problem's width
   int64_t key_cells;    // the same in cells
   int64_t value_width;  // output columns, rounded up
-  int64_t value_row;    // bytes from the values of one step to those of the next
+  int64_t value_step;   // cells from the values of one step to those of the next
+  int64_t value_block;  // cells from those of one block of kColumns columns to the next
   size_t q, keys, values, scores, weights, state, output, row, bytes;
 
   template <class Engine>
@@ -57,10 +60,14 @@ struct Layout {
     Layout layout{};
     layout.rows = round_up(args.rows(), kBlock);
     layout.group_rows = least(layout.rows, kGroup);
-    layout.value_width = round_up(args.latent, 32);
-    layout.key_width = round_up(args.width, 32);
+    layout.value_width = round_up(args.latent, kColumns);
+    layout.key_width = round_up(args.width, kColumns);
     layout.key_cells = layout.key_width / Engine::kPack;
-    layout.value_row = (Engine::kPack == 1 ? layout.key_width : layout.value_width) * 4;
+    // Paired values are gathered block by block: rows of 512 cells would meet in few sets of the
+    // first-level cache.
+    layout.value_step = Engine::kPack == 1 ? layout.key_width : kColumns;
+    layout.value_block =
+        Engine::kPack == 1 ? kColumns : kTile / Engine::kPack * kColumns + kColumns;
     const auto take = [&layout](int64_t cells) {
       const size_t here = layout.bytes;
       layout.bytes += static_cast<size_t>(round_up(cells * 4, 64));
@@ -69,7 +76,7 @@ struct Layout {
     layout.q = take(layout.group_rows * layout.key_cells);
     layout.keys = take(kTile * layout.key_cells);
     layout.values =
-        Engine::kPack == 1 ? layout.keys : take(kTile / Engine::kPack * layout.value_width);
+        Engine::kPack == 1 ? layout.keys : take(layout.value_width / kColumns * layout.value_block);
     layout.scores = take(kTile * 2 * kBlock);
     layout.weights = take(kTile * 2 * kBlock);
     layout.state = take(layout.rows * 5);
