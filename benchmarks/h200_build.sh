@@ -85,4 +85,4 @@ cd "$tree"
 # The copy's own mla_ops must not be what is tested.
 mv mla_ops ../mla_ops.source.$$ && rm -rf ../mla_ops.source.$$
 # shellcheck disable=SC2086
-"$python" -P -m pytest -p no:cacheprovider tests -m gpu -q ${PYTEST_ARGS:-}
+"$python" -P -m pytest -p no:cacheprovider tests/test_gpu_*.py -m gpu -q ${PYTEST_ARGS:-}

@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // One scale for all. `top` is null where the scale is given, else what find_largest left.
-template <class From, class To>
+template <class From, class To, int RUN>
 __global__ void __launch_bounds__(kThreads)
     quantize(const typename From::Code* x, MlaRows rows, typename To::Code* out, const float* scale,
              const uint32_t* top, float* scale_out) {
@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(kThreads)
   if (thread == 0) *scale_out = by;
   if (rows.count == 1) {
     // Backwards: the end of x is what find_largest read last, and is still in the cache.
-    convert<From, To, kUnroll<From>>(x, out, rows.columns, divisor, thread, threads,
-                                     top != nullptr);
+    convert<From, To, RUN == kRun ? kUnroll<From> : 1, RUN>(x, out, rows.columns, divisor, thread,
+                                                            threads, top != nullptr);
     return;
   }
   for (int64_t row = thread / MLA_WAVE; row < rows.count; row += threads / MLA_WAVE)
@@ -96,9 +96,12 @@ void launch(const void* x_memory, const MlaRows& rows, void* out_memory, MlaScal
             const float* scale, float* scale_out, int32_t processors, hipStream_t stream) {
   const auto* x = static_cast<const typename From::Code*>(x_memory);
   auto* out = static_cast<typename To::Code*>(out_memory);
-  // Enough threads for a run each, and no more than fill the processors.
-  const int64_t runs = rows.count == 1 ? (rows.columns + kRun - 1) / kRun : rows.count * MLA_WAVE;
+  // A run for each thread, as far as they fill the processors; short ones where long ones would
+  // leave most processors without work.
   const int64_t most = int64_t{processors} * (2048 / kThreads);
+  const bool is_short = rows.count == 1 && rows.columns <= most * kThreads * kShortRun;
+  const int64_t run = is_short ? kShortRun : kRun;
+  const int64_t runs = rows.count == 1 ? (rows.columns + run - 1) / run : rows.count * MLA_WAVE;
   const int64_t wanted = (runs + kThreads - 1) / kThreads;
   const dim3 grid(static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most));
   const dim3 block(kThreads);
@@ -113,17 +116,25 @@ void launch(const void* x_memory, const MlaRows& rows, void* out_memory, MlaScal
     if (hipMemsetAsync(top, 0, sizeof(uint32_t), stream) != hipSuccess) return;
     hipLaunchKernelGGL((find_largest<From>), grid, block, 0, stream, x, rows, top);
   }
-  hipLaunchKernelGGL((quantize<From, To>), grid, block, 0, stream, x, rows, out, scale, top,
-                     scale_out);
+  if (is_short) {
+    hipLaunchKernelGGL((quantize<From, To, kShortRun>), grid, block, 0, stream, x, rows, out, scale,
+                       top, scale_out);
+  } else {
+    hipLaunchKernelGGL((quantize<From, To, kRun>), grid, block, 0, stream, x, rows, out, scale, top,
+                       scale_out);
+  }
 }
 
 #else
 
 // The test compiler takes kernels alone, and only those that something names.
-#define MLA_NAME(From, To)                                                                         \
-  template __global__ void quantize<From, To>(const From::Code*, MlaRows, To::Code*, const float*, \
-                                              const uint32_t*, float*);                            \
-  template __global__ void quantize_rows<From, To>(const From::Code*, MlaRows, To::Code*,          \
+#define MLA_QUANTIZE(From, To, RUN)                                                       \
+  template __global__ void quantize<From, To, RUN>(const From::Code*, MlaRows, To::Code*, \
+                                                   const float*, const uint32_t*, float*);
+#define MLA_NAME(From, To)                                                                \
+  MLA_QUANTIZE(From, To, kRun)                                                            \
+  MLA_QUANTIZE(From, To, kShortRun)                                                       \
+  template __global__ void quantize_rows<From, To>(const From::Code*, MlaRows, To::Code*, \
                                                    const float*, float*);
 MLA_NAME(BFloat16, Float8E4M3FN)
 MLA_NAME(BFloat16, Float8E4M3FNUZ)

@@ -6,40 +6,48 @@
 
 namespace mla::gpu {
 
-inline constexpr int kRun = 16;  // numbers handled at once: 16 bytes of float8
+// Numbers handled at once: 16 bytes of float8; and of tensors too small to fill a GPU with those.
+inline constexpr int kRun = 16;
+inline constexpr int kShortRun = 4;
 
 __device__ __forceinline__ bool aligned(const void* pointer, int bytes) {
   return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
 }
 
+// The widest word that a run of BYTES is made of.
+template <int BYTES>
+struct WordOf {
+  using Type = uint4;
+};
+template <>
+struct WordOf<8> {
+  using Type = uint2;
+};
+template <>
+struct WordOf<4> {
+  using Type = uint32_t;
+};
+
 template <class Kind, int N>
 __device__ __forceinline__ Run<Kind, N> load_run(const typename Kind::Code* from) {
-  Run<Kind, N> run;
   constexpr int kBytes = N * sizeof(typename Kind::Code);
-  if constexpr (kBytes % 16 == 0) {
-    const uint4* words = reinterpret_cast<const uint4*>(from);
-    uint4 held[kBytes / 16];
+  using Word = typename WordOf<kBytes>::Type;
+  Word held[kBytes / sizeof(Word)];
 #pragma unroll
-    for (int i = 0; i < kBytes / 16; ++i) held[i] = words[i];
-    __builtin_memcpy(&run, held, kBytes);
-  } else {
-    __builtin_memcpy(&run, from, kBytes);
-  }
+  for (int i = 0; i < kBytes / sizeof(Word); ++i) held[i] = reinterpret_cast<const Word*>(from)[i];
+  Run<Kind, N> run;
+  __builtin_memcpy(&run, held, kBytes);
   return run;
 }
 
 template <class Kind, int N>
 __device__ __forceinline__ void store_run(const Run<Kind, N>& run, typename Kind::Code* to) {
   constexpr int kBytes = N * sizeof(typename Kind::Code);
-  if constexpr (kBytes % 16 == 0) {
-    uint4 held[kBytes / 16];
-    __builtin_memcpy(held, &run, kBytes);
-    uint4* words = reinterpret_cast<uint4*>(to);
+  using Word = typename WordOf<kBytes>::Type;
+  Word held[kBytes / sizeof(Word)];
+  __builtin_memcpy(held, &run, kBytes);
 #pragma unroll
-    for (int i = 0; i < kBytes / 16; ++i) words[i] = held[i];
-  } else {
-    __builtin_memcpy(to, &run, kBytes);
-  }
+  for (int i = 0; i < kBytes / sizeof(Word); ++i) reinterpret_cast<Word*>(to)[i] = held[i];
 }
 
 // One number, by true division.
@@ -55,41 +63,41 @@ __device__ __forceinline__ typename To::Code convert_one(typename From::Code cod
 // Thread `index` of `threads` converts its share of from[0..count) to to[..], divided by `divisor`,
 // the last numbers first where `backwards`. UNROLL runs are loaded before the first is stored, and
 // before the divisor is looked at: it comes from memory too.
-template <class From, class To, int UNROLL, class By>
+template <class From, class To, int UNROLL, int RUN = kRun, class By>
 __device__ __forceinline__ void convert(const typename From::Code* from, typename To::Code* to,
                                         int64_t count, const By& divisor, int64_t index,
                                         int64_t threads, bool backwards = false) {
   int64_t done = 0;
   if (aligned(from, 16) && aligned(to, 16)) {
-    const int64_t runs = count / kRun;
+    const int64_t runs = count / RUN;
     for (int64_t first = index; first < runs; first += UNROLL * threads) {
-      Run<From, kRun> held[UNROLL];
+      Run<From, RUN> held[UNROLL];
       const auto begin_of = [&](int u) {
         const int64_t run = first + u * threads;
-        return (backwards ? runs - 1 - run : run) * kRun;
+        return (backwards ? runs - 1 - run : run) * RUN;
       };
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u)
-        if (first + u * threads < runs) held[u] = load_run<From, kRun>(from + begin_of(u));
+        if (first + u * threads < runs) held[u] = load_run<From, RUN>(from + begin_of(u));
 #pragma unroll
       for (int u = 0; u < UNROLL; ++u) {
         if (first + u * threads >= runs) break;
         if (!divisor.is_fast()) {
 #pragma unroll 1
-          for (int64_t i = begin_of(u); i < begin_of(u) + kRun; ++i)
+          for (int64_t i = begin_of(u); i < begin_of(u) + RUN; ++i)
             to[i] = convert_one<From, To>(from[i], divisor);
           continue;
         }
-        float value[kRun];
+        float value[RUN];
         widen(held[u], value);
 #pragma unroll
-        for (int i = 0; i < kRun; ++i) value[i] = divisor.divide(value[i]);
-        Run<To, kRun> result;
+        for (int i = 0; i < RUN; ++i) value[i] = divisor.divide(value[i]);
+        Run<To, RUN> result;
         narrow(value, result);
         store_run(result, to + begin_of(u));
       }
     }
-    done = runs * kRun;
+    done = runs * RUN;
   }
   for (int64_t i = done + index; i < count; i += threads)
     to[i] = convert_one<From, To>(from[i], divisor);
