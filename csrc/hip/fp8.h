@@ -100,8 +100,10 @@ class Divisor {
     const float quotient = value * reciprocal_;
     const float remainder = fmaf(-quotient, scale_, value);
     const float mended = fmaf(remainder, reciprocal_, quotient);
-    // Infinity has no remainder. (A number too small for one rounds to 0 in every float8 type.)
-    return mended != mended ? quotient : mended;
+    // Infinity has no remainder, and 0 would lose its sign; what is as small as this rounds to 0 in
+    // every float8 type.
+    const float size = fabsf(quotient);
+    return size < 0x1p60f && size > 0x1p-60f ? mended : quotient;
   }
 
   __device__ __forceinline__ float divide_slowly(float value) const { return value / scale_; }

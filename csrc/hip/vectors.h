@@ -60,47 +60,46 @@ __device__ __forceinline__ typename To::Code convert_one(typename From::Code cod
   return result.code[0];
 }
 
-// Thread `index` of `threads` converts its share of from[0..count) to to[..], divided by `divisor`,
-// the last numbers first where `backwards`. UNROLL runs are loaded before the first is stored, and
-// before the divisor is looked at: it comes from memory too.
+// Thread `index` of `threads` converts its share of from[0..count) to to[..], divided by what
+// `divisor()` returns, the last numbers first where `backwards`. UNROLL runs are loaded before the
+// first is stored, and the first of them before the divisor is asked for: it comes from memory too,
+// and a thread that waits for it issues no loads.
 template <class From, class To, int UNROLL, int RUN = kRun, class By>
 __device__ __forceinline__ void convert(const typename From::Code* from, typename To::Code* to,
-                                        int64_t count, const By& divisor, int64_t index,
-                                        int64_t threads, bool backwards = false) {
-  int64_t done = 0;
-  if (aligned(from, 16) && aligned(to, 16)) {
-    const int64_t runs = count / RUN;
-    for (int64_t first = index; first < runs; first += UNROLL * threads) {
-      Run<From, RUN> held[UNROLL];
-      const auto begin_of = [&](int u) {
-        const int64_t run = first + u * threads;
-        return (backwards ? runs - 1 - run : run) * RUN;
-      };
+                                        int64_t count, By&& divisor, int64_t index, int64_t threads,
+                                        bool backwards = false) {
+  const int64_t runs = aligned(from, 16) && aligned(to, 16) ? count / RUN : 0;
+  const auto begin_of = [&](int64_t run) { return (backwards ? runs - 1 - run : run) * RUN; };
+  Run<From, RUN> held[UNROLL];
+  const auto load = [&](int64_t first) {
 #pragma unroll
-      for (int u = 0; u < UNROLL; ++u)
-        if (first + u * threads < runs) held[u] = load_run<From, RUN>(from + begin_of(u));
+    for (int u = 0; u < UNROLL; ++u)
+      if (first + u * threads < runs)
+        held[u] = load_run<From, RUN>(from + begin_of(first + u * threads));
+  };
+  load(index);
+  const auto by = divisor();
+  for (int64_t first = index; first < runs; load(first)) {
 #pragma unroll
-      for (int u = 0; u < UNROLL; ++u) {
-        if (first + u * threads >= runs) break;
-        if (!divisor.is_fast()) {
+    for (int u = 0; u < UNROLL; ++u, first += threads) {
+      if (first >= runs) continue;
+      if (!by.is_fast()) {
 #pragma unroll 1
-          for (int64_t i = begin_of(u); i < begin_of(u) + RUN; ++i)
-            to[i] = convert_one<From, To>(from[i], divisor);
-          continue;
-        }
-        float value[RUN];
-        widen(held[u], value);
-#pragma unroll
-        for (int i = 0; i < RUN; ++i) value[i] = divisor.divide(value[i]);
-        Run<To, RUN> result;
-        narrow(value, result);
-        store_run(result, to + begin_of(u));
+        for (int64_t i = begin_of(first); i < begin_of(first) + RUN; ++i)
+          to[i] = convert_one<From, To>(from[i], by);
+        continue;
       }
+      float value[RUN];
+      widen(held[u], value);
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) value[i] = by.divide(value[i]);
+      Run<To, RUN> result;
+      narrow(value, result);
+      store_run(result, to + begin_of(first));
     }
-    done = runs * RUN;
   }
-  for (int64_t i = done + index; i < count; i += threads)
-    to[i] = convert_one<From, To>(from[i], divisor);
+  for (int64_t i = runs * RUN + index; i < count; i += threads)
+    to[i] = convert_one<From, To>(from[i], by);
 }
 
 // The largest finite magnitude of thread `index`'s share, as bits, which order like the numbers.
