@@ -27,9 +27,8 @@ __device__ __forceinline__ void write_row(const MlaCacheWrite& write, int64_t to
               slot % write.page_size * write.row_stride;
   const auto* latent = static_cast<const FromCode*>(write.kv_c) + token * write.kv_c_stride;
   const auto* rope = static_cast<const FromCode*>(write.k_pe) + token * write.k_pe_stride;
-  const auto by = [&] { return divisor; };
-  convert<From, To, 1>(latent, row, write.latent, by, lane, MLA_WAVE);
-  convert<From, To, 1>(rope, row + write.latent, write.rope, by, lane, MLA_WAVE);
+  convert<From, To, 1>(latent, row, write.latent, divisor, lane, MLA_WAVE);
+  convert<From, To, 1>(rope, row + write.latent, write.rope, divisor, lane, MLA_WAVE);
 }
 
 template <class From, class To>

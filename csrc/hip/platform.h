@@ -6,6 +6,10 @@
 #if defined(__HIP__)
 #include <hip/hip_runtime.h>
 #define MLA_SHUFFLE_XOR(value, mask) __shfl_xor(value, mask)
+typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
+#define MLA_MAX_PAIRS(a, b)                                                              \
+  __builtin_bit_cast(uint32_t, __builtin_elementwise_max(__builtin_bit_cast(MlaPair, a), \
+                                                         __builtin_bit_cast(MlaPair, b)))
 // CDNA runs 64 lanes in step.
 #define MLA_WAVE 64
 #if defined(__HIP_DEVICE_COMPILE__) && defined(__gfx942__)
@@ -16,6 +20,7 @@
 #elif defined(__CUDACC__)
 #include <cuda_runtime.h>
 #define MLA_SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask)
+#define MLA_MAX_PAIRS(a, b) __vmaxu2(a, b)
 #define MLA_WAVE 32
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define MLA_SM89 1

@@ -6,8 +6,6 @@
 namespace mla::gpu {
 
 constexpr int kThreads = 256;
-// Blocks to a processor: as many as run at once, so that all of a long tensor is shared out evenly.
-constexpr int kBlocks = 4;
 
 // Four loads of 16 bytes in flight.
 template <class From>
@@ -55,24 +53,20 @@ template <class From, class To, int RUN>
 __global__ void __launch_bounds__(kThreads)
     quantize(const typename From::Code* x, MlaRows rows, typename To::Code* out, const float* scale,
              const uint32_t* top, float* scale_out) {
+  const float by = top == nullptr ? *scale : scale_for<To>(*top);
+  const Divisor divisor(by);
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t threads = int64_t{gridDim.x} * kThreads;
-  const auto divisor = [&] {
-    const float by = top == nullptr ? *scale : scale_for<To>(*top);
-    if (thread == 0) *scale_out = by;
-    return Divisor(by);
-  };
+  if (thread == 0) *scale_out = by;
   if (rows.count == 1) {
     // Backwards: the end of x is what find_largest read last, and is still in the cache.
     convert<From, To, RUN == kRun ? kUnroll<From> : 1, RUN>(x, out, rows.columns, divisor, thread,
                                                             threads, top != nullptr);
     return;
   }
-  const Divisor found = divisor();
   for (int64_t row = thread / MLA_WAVE; row < rows.count; row += threads / MLA_WAVE)
-    convert<From, To, kUnroll<From>>(
-        x + row_offset(rows, row), out + row * rows.columns, rows.columns, [&] { return found; },
-        thread % MLA_WAVE, MLA_WAVE);
+    convert<From, To, kUnroll<From>>(x + row_offset(rows, row), out + row * rows.columns,
+                                     rows.columns, divisor, thread % MLA_WAVE, MLA_WAVE);
 }
 
 // A wave per row. `scale` is null where each row's scale is to be found.
@@ -89,8 +83,8 @@ __global__ void __launch_bounds__(kThreads)
         scale != nullptr
             ? scale[row]
             : scale_for<To>(wave_max(largest_bits<From>(from, rows.columns, lane, MLA_WAVE)));
-    convert<From, To, kUnroll<From>>(
-        from, out + row * rows.columns, rows.columns, [&] { return Divisor(by); }, lane, MLA_WAVE);
+    convert<From, To, kUnroll<From>>(from, out + row * rows.columns, rows.columns, Divisor(by),
+                                     lane, MLA_WAVE);
     if (lane == 0) scale_out[row] = by;
   }
 }
@@ -104,7 +98,7 @@ void launch(const void* x_memory, const MlaRows& rows, void* out_memory, MlaScal
   auto* out = static_cast<typename To::Code*>(out_memory);
   // A run for each thread, as far as they fill the processors; short ones where long ones would
   // leave most processors without work.
-  const int64_t most = int64_t{processors} * kBlocks;
+  const int64_t most = int64_t{processors} * (2048 / kThreads);
   const bool is_short = rows.count == 1 && rows.columns <= most * kThreads * kShortRun;
   const int64_t run = is_short ? kShortRun : kRun;
   const int64_t runs = rows.count == 1 ? (rows.columns + run - 1) / run : rows.count * MLA_WAVE;

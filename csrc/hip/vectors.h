@@ -60,78 +60,110 @@ __device__ __forceinline__ typename To::Code convert_one(typename From::Code cod
   return result.code[0];
 }
 
-// Thread `index` of `threads` converts its share of from[0..count) to to[..], divided by what
-// `divisor()` returns, the last numbers first where `backwards`. UNROLL runs are loaded before the
-// first is stored, and the first of them before the divisor is asked for: it comes from memory too,
-// and a thread that waits for it issues no loads.
+// Thread `index` of `threads` converts its share of from[0..count) to to[..], divided by `divisor`,
+// the last numbers first where `backwards`. UNROLL runs are loaded before the first is stored, and
+// before the divisor is looked at: it comes from memory too.
 template <class From, class To, int UNROLL, int RUN = kRun, class By>
 __device__ __forceinline__ void convert(const typename From::Code* from, typename To::Code* to,
-                                        int64_t count, By&& divisor, int64_t index, int64_t threads,
-                                        bool backwards = false) {
-  const int64_t runs = aligned(from, 16) && aligned(to, 16) ? count / RUN : 0;
-  const auto begin_of = [&](int64_t run) { return (backwards ? runs - 1 - run : run) * RUN; };
-  Run<From, RUN> held[UNROLL];
-  const auto load = [&](int64_t first) {
+                                        int64_t count, const By& divisor, int64_t index,
+                                        int64_t threads, bool backwards = false) {
+  int64_t done = 0;
+  if (aligned(from, 16) && aligned(to, 16)) {
+    const int64_t runs = count / RUN;
+    for (int64_t first = index; first < runs; first += UNROLL * threads) {
+      Run<From, RUN> held[UNROLL];
+      const auto begin_of = [&](int u) {
+        const int64_t run = first + u * threads;
+        return (backwards ? runs - 1 - run : run) * RUN;
+      };
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u)
-      if (first + u * threads < runs)
-        held[u] = load_run<From, RUN>(from + begin_of(first + u * threads));
-  };
-  load(index);
-  const auto by = divisor();
-  for (int64_t first = index; first < runs; load(first)) {
+      for (int u = 0; u < UNROLL; ++u)
+        if (first + u * threads < runs) held[u] = load_run<From, RUN>(from + begin_of(u));
 #pragma unroll
-    for (int u = 0; u < UNROLL; ++u, first += threads) {
-      if (first >= runs) continue;
-      if (!by.is_fast()) {
+      for (int u = 0; u < UNROLL; ++u) {
+        if (first + u * threads >= runs) break;
+        if (!divisor.is_fast()) {
 #pragma unroll 1
-        for (int64_t i = begin_of(first); i < begin_of(first) + RUN; ++i)
-          to[i] = convert_one<From, To>(from[i], by);
-        continue;
-      }
-      float value[RUN];
-      widen(held[u], value);
+          for (int64_t i = begin_of(u); i < begin_of(u) + RUN; ++i)
+            to[i] = convert_one<From, To>(from[i], divisor);
+          continue;
+        }
+        float value[RUN];
+        widen(held[u], value);
 #pragma unroll
-      for (int i = 0; i < RUN; ++i) value[i] = by.divide(value[i]);
-      Run<To, RUN> result;
-      narrow(value, result);
-      store_run(result, to + begin_of(first));
+        for (int i = 0; i < RUN; ++i) value[i] = divisor.divide(value[i]);
+        Run<To, RUN> result;
+        narrow(value, result);
+        store_run(result, to + begin_of(u));
+      }
     }
+    done = runs * RUN;
   }
-  for (int64_t i = runs * RUN + index; i < count; i += threads)
-    to[i] = convert_one<From, To>(from[i], by);
+  for (int64_t i = done + index; i < count; i += threads)
+    to[i] = convert_one<From, To>(from[i], divisor);
 }
 
-// The largest finite magnitude of thread `index`'s share, as bits, which order like the numbers.
+// Magnitudes order like the integers they are stored as, with infinity and the NaNs above all
+// numbers; those of 16 bits are compared two at a time.
+template <class Kind>
+struct Magnitudes {
+  static constexpr bool kPairs = sizeof(typename Kind::Code) == 2;
+  static constexpr uint32_t kMask = kPairs ? 0x7fff7fffu : 0x7fffffffu;
+  static constexpr uint32_t kInfinity = kSame<Kind, Float32>    ? 0x7f800000u
+                                        : kSame<Kind, BFloat16> ? 0x7f80u
+                                                                : 0x7c00u;
+
+  __device__ __forceinline__ static uint32_t larger(uint32_t a, uint32_t b) {
+    if constexpr (kPairs) return MLA_MAX_PAIRS(a, b);
+    return a > b ? a : b;
+  }
+  __device__ __forceinline__ static uint32_t single(uint32_t word) {
+    if constexpr (!kPairs) return word;
+    return (word & 0xffffu) > word >> 16 ? word & 0xffffu : word >> 16;
+  }
+};
+
+// The largest finite magnitude of thread `index`'s share, as the bits of a float32.
 template <class From>
 __device__ __forceinline__ uint32_t largest_bits(const typename From::Code* from, int64_t count,
                                                  int64_t index, int64_t threads) {
+  using Code = typename From::Code;
+  using All = Magnitudes<From>;
+  constexpr uint32_t kAbove = All::kInfinity;
   uint32_t top = 0;
-  const auto take = [&top](float value) {
-    const uint32_t magnitude = bits_of(value) & 0x7fffffffu;
-    top = magnitude > top && magnitude < 0x7f800000u ? magnitude : top;
+  const auto take = [&top](Code code) {
+    const uint32_t magnitude = code & All::kMask & static_cast<Code>(~Code{0});
+    top = magnitude > top && magnitude < kAbove ? magnitude : top;
   };
   int64_t done = 0;
   if (aligned(from, 16)) {
-    constexpr int kUnroll = 4, kWidth = 16 / sizeof(typename From::Code);
+    constexpr int kUnroll = 4, kWidth = 16 / sizeof(Code);
     const int64_t runs = count / kWidth;
     for (int64_t run = index; run < runs; run += kUnroll * threads) {
-      Run<From, kWidth> held[kUnroll];
+      uint4 held[kUnroll] = {};
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u)
         if (run + u * threads < runs)
-          held[u] = load_run<From, kWidth>(from + (run + u * threads) * kWidth);
+          held[u] = reinterpret_cast<const uint4*>(from)[run + u * threads];
+      uint32_t most = 0;
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (run + u * threads >= runs) break;
-#pragma unroll
-        for (int i = 0; i < kWidth; ++i) take(From::widen(held[u].code[i]));
+      for (int u = 0; u < kUnroll; ++u)
+        for (int w = 0; w < 4; ++w) most = All::larger(most, (&held[u].x)[w] & All::kMask);
+      const uint32_t magnitude = All::single(most);
+      if (magnitude < kAbove) {
+        top = magnitude > top ? magnitude : top;
+        continue;
       }
+      // An infinity or a NaN is among them: number by number.
+#pragma unroll 1
+      for (int u = 0; u < kUnroll; ++u)
+        for (int64_t i = 0; i < kWidth && run + u * threads < runs; ++i)
+          take(from[(run + u * threads) * kWidth + i]);
     }
     done = runs * kWidth;
   }
-  for (int64_t i = done + index; i < count; i += threads) take(From::widen(from[i]));
-  return top;
+  for (int64_t i = done + index; i < count; i += threads) take(from[i]);
+  return bits_of(From::widen(static_cast<Code>(top)));
 }
 
 __device__ __forceinline__ uint32_t wave_max(uint32_t value) {
