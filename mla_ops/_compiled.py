@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import logging
 import warnings
+from pathlib import Path
 from types import ModuleType
 
 logger = logging.getLogger("mla_ops")
@@ -22,6 +23,14 @@ def load() -> ModuleType | None:
     loaded."""
     global missing
     if importlib.util.find_spec("mla_ops._C") is None:
+        tree = Path(__file__).resolve().parent.parent
+        if (tree / "setup.py").exists():
+            missing = (
+                f"this is the source tree in {tree}, without compiled kernels, and hides an "
+                "installed mla_ops: run from another folder, or build in place: make build"
+            )
+            warnings.warn(missing, RuntimeWarning, stacklevel=2)
+            return None
         missing = f"mla_ops was installed without compiled kernels; to build them: {REBUILD}"
         logger.info("%s", missing)
         return None

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -65,8 +65,11 @@ class Row:
 
     def refuses(self, problem: Problem) -> str | None:
         """Return why this row does not take the problem, or None where it does."""
+        if not self.is_for(problem.arch):
+            return f"arch must be {_text(self.arch)}, got {problem.arch}"
+        if (missing := self.missing()) is not None:
+            return missing
         wants: tuple[tuple[str, object, object], ...] = (
-            ("arch", self.arch, problem.arch),
             ("q", self.q_dtype, problem.q_dtype),
             ("cache", self.cache_dtype, problem.cache_dtype),
             ("heads", self.heads, problem.heads),
@@ -84,7 +87,10 @@ class Row:
             return f"{name} must be {_text(want)}, got {_text(got)}"
         if problem.cache_over_4_gib and not self.cache_over_4_gib:
             return "the cache must be at most 4 GiB, got a larger one"
-        return self.missing()
+        return None
+
+    def is_for(self, arch: str) -> bool:
+        return self.arch is None or arch in self.arch
 
 
 class Decision(NamedTuple):
@@ -202,8 +208,7 @@ def _first_fit(problem: Problem, forced: str) -> Decision:
     for row in TABLE:
         refusal = row.refuses(problem)
         if refusal is not None:
-            fits = row.arch is None or problem.arch in row.arch
-            refusals.setdefault((row.backend, fits), refusal)
+            refusals.setdefault((row.backend, row.is_for(problem.arch)), refusal)
         elif forced in ("auto", row.backend):
             decision = Decision(row.backend, row.kernel, row.reason)
             logger.info("%s -> %s (%s: %s)", describe(problem), *decision)
@@ -249,51 +254,81 @@ def decide(
     return decision
 
 
-def _problem(
-    *,
-    arch: str | None = None,
-    q_dtype: torch.dtype = BF16,
-    cache_dtype: torch.dtype = BF16,
-    heads: int = 16,
-    q_len: int = 1,
-    page_size: int = 64,
-    kv_lora_rank: int = 512,
-    rope: int = 64,
-    causal: bool = True,
-    lse: bool = False,
-    cache_bytes: int = 0,
-) -> Problem:
+class Question(TypedDict, total=False):
+    """What `supports` and `explain` are asked, by keyword; in brackets what stands if not said."""
+
+    arch: str  # "cpu", "gfx942", "sm_90", ... (this machine's)
+    q_dtype: torch.dtype  # (bfloat16)
+    cache_dtype: torch.dtype  # (bfloat16)
+    heads: int  # (16)
+    q_len: int  # (1)
+    page_size: int  # (64)
+    kv_lora_rank: int  # (512)
+    rope: int  # (64)
+    causal: bool  # (True)
+    lse: bool  # (False)
+    cache_bytes: int  # (0)
+    backend: str  # "auto" or the one that must serve ("auto")
+
+
+def _problem(question: Question) -> tuple[Problem, str]:
+    """Return the problem and the backend asked for. Raises for what is no problem at all."""
+    unknown = sorted(set(question) - set(Question.__annotations__))
+    if unknown:
+        known = ", ".join(Question.__annotations__)
+        raise TypeError(f"a question must be made of {known}, got {', '.join(unknown)}")
+    arch = question.get("arch")
     if arch is None:
         arch = arch_of(
             torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
         )
-    width = kv_lora_rank + rope
-    over = cache_bytes > 1 << 32
-    return Problem(
-        arch, q_dtype, cache_dtype, heads, q_len, page_size, kv_lora_rank, width, causal, lse, over
+    backend = question.get("backend", "auto")
+    q_dtype, cache_dtype = question.get("q_dtype", BF16), question.get("cache_dtype", BF16)
+    heads, q_len = question.get("heads", 16), question.get("q_len", 1)
+    page_size = question.get("page_size", 64)
+    rank, rope = question.get("kv_lora_rank", 512), question.get("rope", 64)
+    checks.question(arch, backend, q_dtype, cache_dtype, heads, q_len, page_size, rank, rope)
+    problem = Problem(
+        arch=arch,
+        q_dtype=q_dtype,
+        cache_dtype=cache_dtype,
+        heads=heads,
+        q_len=q_len,
+        page_size=page_size,
+        kv_lora_rank=rank,
+        width=rank + rope,
+        causal=question.get("causal", True),
+        lse=question.get("lse", False),
+        cache_over_4_gib=question.get("cache_bytes", 0) > 1 << 32,
     )
+    return problem, _forced(backend)
 
 
-def supports(*, backend: str = "auto", **problem: Any) -> bool:
-    """Say whether decode can serve a problem, without running anything.
+def supports(**question: Unpack[Question]) -> bool:
+    """Say whether decode can serve a problem (see `Question`), without running anything.
 
-    arch: "cpu", "gfx942", "sm_90", ...; by default this machine's. q_dtype, cache_dtype: torch
-        dtypes (bfloat16).
-    heads (16), q_len (1), page_size (64), kv_lora_rank (512), rope (64), cache_bytes (0): int.
-    causal (True), lse (False): bool. backend: "auto" or the one that must serve.
+    Raises ValueError or TypeError for what no decode takes: 129 heads, an unknown backend.
     """
-    wanted = _problem(**problem)
-    return any(
-        row.refuses(wanted) is None and _forced(backend) in ("auto", row.backend) for row in TABLE
-    )
+    problem, forced = _problem(question)
+    return any(row.refuses(problem) is None and forced in ("auto", row.backend) for row in TABLE)
 
 
-def explain(*, backend: str = "auto", **problem: Any) -> str:
-    """Return the table's answer, row by row: what serves, what does not, and why."""
-    wanted, forced, chosen = _problem(**problem), _forced(backend), False
-    lines = [describe(wanted)]
+def explain(**question: Unpack[Question]) -> str:
+    """Return the table's answer to a `Question`: what serves, what does not, and why.
+
+    Of a backend's kernels for other architectures only the first is shown, and only where it has
+    none for this one. Raises as `supports` does.
+    """
+    problem, forced = _problem(question)
+    chosen = False
+    lines = [describe(problem)]
+    has_rows = {row.backend for row in TABLE if row.is_for(problem.arch)}
     for row in TABLE:
-        refusal = row.refuses(wanted)
+        if not row.is_for(problem.arch):
+            if row.backend in has_rows:
+                continue
+            has_rows.add(row.backend)
+        refusal = row.refuses(problem)
         if refusal is None and forced not in ("auto", row.backend):
             refusal = f"backend {forced!r} was asked for"
         if refusal is not None:

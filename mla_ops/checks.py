@@ -2,8 +2,8 @@
 
 The same function runs before the kernel in eager mode and in the fake kernel under `torch.compile`,
 so that a mistake is reported alike in both. Sizes may be symbolic, so nothing here turns them into
-plain integers. Contents of tensors
-are not looked at: see `validate.py`.
+plain integers. Contents of tensors are not looked at: see `validate.py`. The C++ files check again
+what guards the memory they touch.
 """
 
 from __future__ import annotations
@@ -34,11 +34,32 @@ def _names(dtypes: Sequence[torch.dtype]) -> str:
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
-def _tensors(**tensors: Tensor) -> None:
+def tensors(**tensors: Tensor) -> None:
     """The dispatcher takes None for any tensor."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+
+
+def scales_are_tensors(**scales: object) -> None:
+    for name, scale in scales.items():
+        if scale is not None and not isinstance(scale, Tensor):
+            raise TypeError(
+                f"{name} must be a one-element float32 tensor (a number would be baked into a "
+                f"captured graph), got {type(scale).__name__}"
+            )
+
+
+def cache_request(
+    pages: int, page_size: int, kv_lora_rank: int, rope: int, dtype: torch.dtype
+) -> None:
+    """What `mla_ops.new_kv_cache` makes."""
+    _number("pages", pages, 0, INT32_MAX)
+    _number("page_size", page_size, 1, INT32_MAX)
+    _number("kv_lora_rank", kv_lora_rank, 1, INT32_MAX)
+    _number("rope", rope, 0, INT32_MAX)
+    if dtype not in (*WIDE, *FLOAT8):
+        raise TypeError(f"dtype must be one of {_names([*WIDE, *FLOAT8])}, got {dtype}")
 
 
 def _dtype(name: str, tensor: Tensor, *allowed: torch.dtype) -> None:
@@ -138,7 +159,7 @@ def decode(
     plan_spec: Sequence[int] | None,
     backend: str,
 ) -> None:
-    _tensors(q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens)
+    tensors(q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens)
     _dim("q", q, "[batch, q_len, heads, width]", 4)
     _dtype("q", q, *WIDE, *FLOAT8)
     batch, q_len, heads, width = q.shape
@@ -179,7 +200,7 @@ def decode(
 def decode_buffers(
     q: Tensor, kv_lora_rank: int, out_dtype: torch.dtype, out: Tensor, lse: Tensor | None
 ) -> None:
-    _tensors(out=out)
+    tensors(out=out)
     batch, q_len, heads, _ = q.shape
     _shape("out", out, "[batch, q_len, heads, kv_lora_rank]", batch, q_len, heads, kv_lora_rank)
     _dtype("out", out, out_dtype)
@@ -243,11 +264,37 @@ def plan_spec(spec: Sequence[int]) -> None:
     _number("the unit_capacity of a plan", unit_capacity, batch, INT32_MAX)
 
 
+def question(
+    arch: str,
+    backend: str,
+    q_dtype: torch.dtype,
+    cache_dtype: torch.dtype,
+    heads: int,
+    q_len: int,
+    page_size: int,
+    kv_lora_rank: int,
+    rope: int,
+) -> None:
+    """What `mla_ops.supports` and `explain` are asked."""
+    if not isinstance(arch, str) or not arch:
+        raise TypeError(f"arch must be a string such as cpu, gfx942 or sm_90, got {arch!r}")
+    if backend not in BACKENDS:
+        _value("backend", "one of " + ", ".join(BACKENDS), repr(backend))
+    for name, dtype in (("q_dtype", q_dtype), ("cache_dtype", cache_dtype)):
+        if dtype not in (*WIDE, *FLOAT8):
+            raise TypeError(f"{name} must be one of {_names([*WIDE, *FLOAT8])}, got {dtype!r}")
+    _number("heads", heads, 1, MAX_HEADS)
+    _number("q_len", q_len, 1, MAX_Q_LEN)
+    _number("page_size", page_size, 1, INT32_MAX)
+    _number("kv_lora_rank", kv_lora_rank, 1, INT32_MAX)
+    _number("rope", rope, 0, INT32_MAX)
+
+
 def plan_request(
     seq_lens: Tensor, block_table: Tensor, page_size: int, split_tokens: int, workers: int | None
 ) -> None:
     """What `mla_ops.plan` computes with; `plan` checks the rest."""
-    _tensors(seq_lens=seq_lens, block_table=block_table)
+    tensors(seq_lens=seq_lens, block_table=block_table)
     _dim("seq_lens", seq_lens, "[batch]", 1)
     _dim("block_table", block_table, "[batch, pages]", 2)
     _number("page_size", page_size, 1, INT32_MAX)
@@ -258,7 +305,7 @@ def plan_request(
 
 def plan_tensor(plan: Tensor, spec: Sequence[int]) -> None:
     plan_spec(spec)
-    _tensors(plan=plan)
+    tensors(plan=plan)
     _dtype("plan", plan, torch.int32)
     _shape("plan", plan, "[batch + 1]", spec[1] + 1)
     _last_contiguous("plan", plan)
@@ -266,7 +313,7 @@ def plan_tensor(plan: Tensor, spec: Sequence[int]) -> None:
 
 def plan(seq_lens: Tensor, block_table: Tensor, spec: Sequence[int]) -> None:
     plan_spec(spec)
-    _tensors(seq_lens=seq_lens, block_table=block_table)
+    tensors(seq_lens=seq_lens, block_table=block_table)
     _dtype("seq_lens", seq_lens, torch.int32)
     _shape("seq_lens", seq_lens, "[batch]", spec[1])
     _last_contiguous("seq_lens", seq_lens)
@@ -280,7 +327,7 @@ def plan(seq_lens: Tensor, block_table: Tensor, spec: Sequence[int]) -> None:
 def quantize_fp8(
     x: Tensor, scale: Tensor | None, dtype: torch.dtype | None, per_row: bool = False
 ) -> None:
-    _tensors(x=x)
+    tensors(x=x)
     _dtype("x", x, *WIDE)
     if dtype is not None and dtype not in FLOAT8:
         raise TypeError(f"dtype must be {_names(FLOAT8)}, got {_names([dtype])}")
@@ -297,7 +344,7 @@ def quantize_fp8(
 def write_kv_cache(
     kv_c: Tensor, k_pe: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Tensor | None
 ) -> None:
-    _tensors(kv_c=kv_c, k_pe=k_pe, kv_cache=kv_cache, slot_mapping=slot_mapping)
+    tensors(kv_c=kv_c, k_pe=k_pe, kv_cache=kv_cache, slot_mapping=slot_mapping)
     no_gradient(kv_c=kv_c, k_pe=k_pe, kv_scale=kv_scale)
     _dim("kv_c", kv_c, "[tokens, kv_lora_rank]", 2)
     _dim("k_pe", k_pe, "[tokens, rope]", 2)
@@ -323,7 +370,7 @@ def write_kv_cache(
 
 
 def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> None:
-    _tensors(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
+    tensors(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     if out_a.dim() < 1:
         _value("out_a", "[..., kv_lora_rank]", "a scalar")
     _dtype("out_a", out_a, *WIDE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mla_ops import checks
 from mla_ops.ops import output_dtype
 from mla_ops.plan import DecodePlan
 
@@ -59,12 +60,10 @@ def decode(
         q = _joined(q, kv_lora_rank)
     if not isinstance(q, Tensor):
         raise TypeError(f"q must be a tensor or a pair (q_nope, q_pe), got {type(q).__name__}")
-    for name, scale in (("q_scale", q_scale), ("kv_scale", kv_scale)):
-        if scale is not None and not isinstance(scale, Tensor):
-            raise TypeError(
-                f"{name} must be a one-element float32 tensor (a number would be baked into a "
-                f"captured graph), got {type(scale).__name__}"
-            )
+    checks.tensors(q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens)
+    checks.scales_are_tensors(q_scale=q_scale, kv_scale=kv_scale)
+    if not isinstance(softmax_scale, (int, float, torch.SymFloat)):
+        raise TypeError(f"softmax_scale must be a float, got {type(softmax_scale).__name__}")
     if plan is not None and not isinstance(plan, DecodePlan):
         raise TypeError(f"plan must come from mla_ops.plan(), got {type(plan).__name__}")
     if lse is not None and not return_lse:

@@ -154,7 +154,7 @@ def _run(
     caught = min(skipped) > BAR
     right = all(error <= BAR for error in errors)
     places = ", ".join(map(str, needles.places))
-    times = f"at least {min(skipped) / BAR:.0f} times the bar  WRONG" if caught else "NOT CAUGHT"
+    times = f"at least {min(skipped) / BAR:.0f} times the bar  caught" if caught else "NOT CAUGHT"
     say(
         f"\nneedles: a token that must win, at {places} of {context}:\n"
         f"  {needles.found} of {len(needles.places)} found, error {needles.error:.1e}  "

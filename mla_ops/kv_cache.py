@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mla_ops.checks import FLOAT8, WIDE
+from mla_ops import checks
 
 
 def new_kv_cache(
@@ -22,8 +22,7 @@ def new_kv_cache(
     A token takes (kv_lora_rank + rope) elements: 1152 bytes in bfloat16, 576 in float8, for
     DeepSeek's 512 + 64.
     """
-    if dtype not in (*WIDE, *FLOAT8):
-        raise TypeError(f"dtype must be one of {[*WIDE, *FLOAT8]}, got {dtype}")
+    checks.cache_request(pages, page_size, kv_lora_rank, rope, dtype)
     return torch.zeros(pages, page_size, kv_lora_rank + rope, dtype=dtype, device=device)
 
 
@@ -36,16 +35,17 @@ def write_kv_cache(
 ) -> None:
     """Write tokens into the cache, converting to its dtype.
 
-    kv_c: [tokens, R] latents and k_pe: [tokens, rope], bfloat16, float16 or float32. kv_cache: [P,
-        page_size, D] or
-    [P, page_size, 1, D], written in place. slot_mapping: [tokens] int64 or int32; token t goes to
-    row slot % page_size of page slot // page_size, -1 skips it, and of several tokens for one slot
-    the last stays.
+    kv_c: [tokens, R] latents and k_pe: [tokens, rope], bfloat16, float16 or float32.
+    kv_cache: [P, page_size, D] or [P, page_size, 1, D], written in place.
+    slot_mapping: [tokens] int64 or int32; token t goes to row slot % page_size of page
+        slot // page_size, -1 skips it, and of several tokens for one slot the last stays.
     kv_scale: one-element float32, needed by a float8 cache: what is stored is round(x / kv_scale),
         saturated.
 
     Raises TypeError or ValueError; then nothing was written.
     """
+    checks.tensors(kv_c=kv_c, k_pe=k_pe, kv_cache=kv_cache, slot_mapping=slot_mapping)
+    checks.scales_are_tensors(kv_scale=kv_scale)
     torch.ops.mla.write_kv_cache(kv_c, k_pe, kv_cache, slot_mapping, kv_scale)
 
 
@@ -69,4 +69,6 @@ def quantize_fp8(
     largest number (448 or 240) values saturate, NaN stays NaN, and -0 keeps its sign where the type
     has one.
     """
+    checks.tensors(x=x)
+    checks.scales_are_tensors(scale=scale)
     return torch.ops.mla.quantize_fp8(x, scale, dtype, per_row)

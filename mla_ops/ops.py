@@ -1,13 +1,15 @@
 """The ops of namespace `mla`: every schema, fake kernel and backward, and nothing else has one.
 
-Shape letters, used in all docstrings: B sequences, S query tokens per sequence, H query heads, R
-`kv_lora_rank` (the
-latent width), D = R + rope width (of q and of a cache row), P pages of the cache.
+Shape letters, used in all docstrings: B sequences, S query tokens per sequence, H query heads,
+R `kv_lora_rank` (the latent width), D = R + rope width (of q and of a cache row), P pages of the
+cache.
 
 Each public op is a pair: `prepare` checks the arguments and allocates the outputs, `run` fills them
-through a private
-op. The fake kernel *is* `prepare`, so that compiled and eager mode cannot disagree. Private ops
-(leading underscore) write into buffers; the compiled module and `backends/torch.py` implement them.
+through a private op. The fake kernel *is* `prepare`, so that compiled and eager mode cannot
+disagree. Private ops (leading underscore) write into buffers; the compiled module and
+`backends/torch.py` implement them. A new backend of decode is a row in `capability.py`, its name in
+`checks.BACKENDS` and a private op `_decode_<name>`; a new public op is listed in
+`csrc/bindings.cpp` too, for its backward.
 """
 
 from __future__ import annotations

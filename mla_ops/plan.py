@@ -45,10 +45,10 @@ class PlanSpec(NamedTuple):
 class DecodePlan:
     """A plan for one decode step, good for all layers of the step.
 
-    tensor: [B + 1] int32 on the device of the batch. spec: what it was made for. Under
-        `mode="reduce-overhead"` mark
-    `tensor` with `torch._dynamo.mark_static_address`, like the cache, and refresh it between
-    replays.
+    tensor: [B + 1] int32 on the device of the batch. spec: what it was made for.
+
+    Under `mode="reduce-overhead"` mark `tensor` with `torch._dynamo.mark_static_address`, like the
+    cache, and refresh it between replays, outside the compiled function.
     """
 
     tensor: Tensor
@@ -80,11 +80,11 @@ def plan(
 
     seq_lens: [B] int32. block_table: [B, pages] int32; pages * page_size bounds what the plan has
         room for.
-    page_size, num_heads, q_len: of the decode it is for. workers: how many share the work; by
-        default the threads of
-    a CPU or the multiprocessors of a GPU. batch_invariant: cut sequences every `split_tokens`
-    tokens and nowhere else, so that a sequence's result has the same bits alone, in any batch and
-    at any place in it.
+    page_size, num_heads, q_len: of the decode it is for.
+    workers: how many share the work; by default the threads of a CPU or the multiprocessors of a
+        GPU.
+    batch_invariant: cut sequences every `split_tokens` tokens and nowhere else, so that a
+        sequence's result has the same bits alone, in any batch and at any place in it.
 
     Raises ValueError or TypeError for wrong shapes, dtypes and numbers.
     """

@@ -16,7 +16,10 @@ from torch import Tensor
 def _wanted(tensor: Tensor) -> bool:
     if tensor.device.type == "cpu":
         return True
-    if os.environ.get("MLA_OPS_VALIDATE", "0") != "1":
+    wanted = os.environ.get("MLA_OPS_VALIDATE", "0")
+    if wanted not in ("0", "1"):
+        raise ValueError(f"MLA_OPS_VALIDATE must be 0 or 1, got {wanted!r}")
+    if wanted == "0":
         return False
     if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(

@@ -69,6 +69,7 @@ def test_a_row_takes_what_it_says(row: Row) -> None:
 
 @pytest.mark.parametrize("row", TABLE, ids=id_of)
 def test_a_row_refuses_the_rest_with_expected_and_got(row: Row) -> None:
+    row = replace(row, missing=lambda: None)
     for name, short, value in others(row):
         reason = row.refuses(problem_of(row)._replace(**{name: value}))
         assert reason is not None, name
@@ -132,10 +133,14 @@ def test_every_problem_on_every_device_is_served_or_explained() -> None:
         assert mla_ops.supports(**problem)
 
 
-def test_explain_has_a_line_per_row() -> None:
+def test_explain_has_a_line_per_row_that_matters() -> None:
     text = mla_ops.explain(arch="cpu")
     lines = text.splitlines()
-    assert len(lines) == 1 + len(TABLE)
+    # aiter's first row alone, for it has none for a CPU, and no native row for GPUs.
+    assert [line.split()[0] for line in lines[1:]] == ["aiter", "native", "torch"]
+    on_gfx942 = mla_ops.explain(arch="gfx942").splitlines()[1:]
+    assert len(on_gfx942) == sum(row.is_for("gfx942") for row in TABLE)
+    assert all("is not part of this release yet" in line for line in on_gfx942[:-1])
     assert lines[0].startswith("cpu, q bfloat16 [S=1, H=16], cache bfloat16")
     assert "SERVES: our kernel for CPUs" in text
     assert "could too: plain torch" in text
@@ -143,6 +148,28 @@ def test_explain_has_a_line_per_row() -> None:
     forced = mla_ops.explain(arch="cpu", backend="torch")
     assert "no: backend 'torch' was asked for" in forced
     assert "SERVES: plain torch" in forced
+
+
+@pytest.mark.parametrize(
+    ("question", "error", "message"),
+    [
+        ({"heads": 129}, ValueError, "heads must be between 1 and 128, got 129"),
+        ({"q_len": 9}, ValueError, "q_len must be between 1 and 8, got 9"),
+        ({"page_size": 0}, ValueError, "page_size must be between 1 and .*, got 0"),
+        ({"kv_lora_rank": 0}, ValueError, "kv_lora_rank must be between 1 and .*, got 0"),
+        ({"rope": -1}, ValueError, "rope must be between 0 and .*, got -1"),
+        ({"backend": "xyz"}, ValueError, "backend must be one of .*, got 'xyz'"),
+        ({"cache_dtype": "fp8"}, TypeError, "cache_dtype must be one of .*, got 'fp8'"),
+        ({"arch": 5}, TypeError, "arch must be a string .*, got 5"),
+        ({"head": 16}, TypeError, "must be made of arch, .*, got head"),
+    ],
+)
+def test_a_question_that_is_none_is_refused(
+    question: dict, error: type[Exception], message: str
+) -> None:
+    for ask in (mla_ops.supports, mla_ops.explain):
+        with pytest.raises(error, match=message):
+            ask(**question)
 
 
 def decide(backend: str = "auto", heads: int = 3) -> capability.Decision:
@@ -178,7 +205,7 @@ def test_a_forced_choice_that_cannot_serve_names_reason_and_nearest() -> None:
 
 def test_a_missing_kernel_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mla_ops._compiled, "missing", "nothing was compiled")
-    problem = capability._problem(arch="cpu", heads=77)
+    problem, _ = capability._problem({"arch": "cpu", "heads": 77})
     with pytest.raises(ValueError, match="nothing was compiled; the nearest that can is 'torch'"):
         capability._first_fit(problem, "native")
     assert capability._first_fit(problem, "auto").backend == "torch"
