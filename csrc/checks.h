@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/EmptyTensor.h>
 
 #define MLA_CHECK(condition, name, expected, ...) \
   TORCH_CHECK_VALUE(condition, name, " must be ", expected, ", got ", __VA_ARGS__)
@@ -12,10 +13,19 @@
 
 // The kernels read whole elements; torch.frombuffer and DLPack can make tensors that begin within
 // one.
-#define MLA_CHECK_ALIGNED(tensor)                                                              \
-  MLA_CHECK(reinterpret_cast<uintptr_t>((tensor).const_data_ptr()) % (tensor).itemsize() == 0, \
-            #tensor, c10::str("aligned to its elements of ", (tensor).itemsize(), " bytes"),   \
-            (tensor).const_data_ptr())
+// Storage can be taken from under a tensor (resize_, as FSDP does): its sizes then lie.
+#define MLA_CHECK_MEMORY(tensor)                                                               \
+  do {                                                                                         \
+    const at::Tensor& checked = (tensor);                                                      \
+    const size_t bytes = at::detail::computeStorageNbytes(                                     \
+        checked.sizes(), checked.strides(), checked.itemsize(), checked.storage_offset());     \
+    const size_t held = checked.storage().nbytes();                                            \
+    MLA_CHECK(checked.numel() == 0 || held >= bytes, #tensor, "backed by its storage",         \
+              c10::str(held, " bytes"));                                                       \
+    MLA_CHECK(reinterpret_cast<uintptr_t>(checked.const_data_ptr()) % checked.itemsize() == 0, \
+              #tensor, c10::str("aligned to its elements of ", checked.itemsize(), " bytes"),  \
+              checked.const_data_ptr());                                                       \
+  } while (false)
 
 #define MLA_CHECK_DIM(tensor, dims) \
   MLA_CHECK((tensor).dim() == (dims), #tensor, c10::str((dims), "-dimensional"), (tensor).sizes())

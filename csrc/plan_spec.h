@@ -34,7 +34,7 @@ struct PlanSpec {
     MLA_CHECK_DTYPE(plan, at::kInt);
     MLA_CHECK_SIZES(plan, {batch + 1});
     MLA_CHECK_CONTIGUOUS(plan);
-    MLA_CHECK_ALIGNED(plan);
+    MLA_CHECK_MEMORY(plan);
   }
 
   Schedule schedule(const int32_t* first_unit) const {

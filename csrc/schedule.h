@@ -59,7 +59,7 @@ struct Schedule {
   MLA_INLINE int32_t sequence_of(int64_t unit) const {
     int32_t low = 0, high = batch - 1;
     while (low < high) {
-      const int32_t middle = (low + high + 1) / 2;
+      const int32_t middle = low + (high - low + 1) / 2;
       if (first_unit[middle] <= unit) {
         low = middle;
       } else {

@@ -35,7 +35,7 @@ inline void check_cache_write(const at::Tensor& kv_c, const at::Tensor& k_pe,
   for (const at::Tensor& tensor : {kv_c, k_pe, kv_cache, slot_mapping}) {
     MLA_CHECK(tensor.device() == kv_cache.device(), "all tensors",
               c10::str("on ", kv_cache.device()), tensor.device());
-    MLA_CHECK_ALIGNED(tensor);
+    MLA_CHECK_MEMORY(tensor);
   }
   MLA_CHECK_DIM(kv_c, 2);
   MLA_CHECK_DIM(k_pe, 2);
@@ -56,7 +56,7 @@ inline void check_merge(const at::Tensor& out_a, const at::Tensor& lse_a, const 
   for (const at::Tensor& tensor : {out_a, lse_a, out_b, lse_b, out, lse}) {
     MLA_CHECK(tensor.device() == out_a.device(), "all tensors", c10::str("on ", out_a.device()),
               tensor.device());
-    MLA_CHECK_ALIGNED(tensor);
+    MLA_CHECK_MEMORY(tensor);
   }
   MLA_CHECK(out_a.dim() >= 1, "out_a", "at least 1-dimensional", out_a.sizes());
   MLA_CHECK_SIZES(out_b, out_a.sizes());

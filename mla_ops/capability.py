@@ -188,7 +188,7 @@ def float8_dtype(device: torch.device) -> torch.dtype:
 
 
 def _from_environment() -> str:
-    return os.environ.get("MLA_OPS_BACKEND", "auto")
+    return os.environ.get("MLA_OPS_BACKEND") or "auto"
 
 
 def _forced(backend: str) -> str:

@@ -14,7 +14,7 @@ disagree. Private ops (leading underscore) write into buffers; the compiled modu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -48,10 +48,22 @@ PRIVATE = {
 PUBLIC: dict[str, str] = {}
 
 
-def _define(name: str, schema: str, prepare: Callable[..., Any], run: Callable[..., None]) -> None:
+def _define(
+    name: str,
+    schema: str,
+    prepare: Callable[..., Any],
+    run: Callable[..., None],
+    written: Callable[..., Iterable[Tensor | None]] = lambda *args, **kwargs: (),
+) -> None:
+    """Define an op. `written` picks the arguments that it writes into: their versions go up, so
+    that a backward that needs what they held raises."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         outputs = prepare(*args, **kwargs)
         run(outputs, *args, **kwargs)
+        for tensor in written(*args, **kwargs):
+            if tensor is not None and not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
         return outputs
 
     PUBLIC[name] = schema
@@ -242,6 +254,7 @@ _define(
     f"({_PUBLIC}, Tensor(a!) out, Tensor(b!)? lse) -> ()",
     _prepare_decode_out,
     lambda _, *args, out, lse, **kwargs: _fill(out, lse, *args, **kwargs),
+    written=lambda *args, out, lse, **kwargs: (out, lse),
 )
 _define(
     "plan",
@@ -254,6 +267,7 @@ _define(
     "(Tensor(a!) plan, Tensor seq_lens, Tensor block_table, SymInt[] plan_spec) -> ()",
     _prepare_plan_,
     lambda _, plan, *args: torch.ops.mla._plan.default(*args, plan),
+    written=lambda plan, *args: (plan,),
 )
 _define(
     "quantize_fp8",
@@ -268,6 +282,7 @@ _define(
     "Tensor? kv_scale=None) -> ()",
     _prepare_write_kv_cache,
     _run_write_kv_cache,
+    written=lambda kv_c, k_pe, kv_cache, *args: (kv_cache,),
 )
 _define(
     "merge_states",

@@ -41,7 +41,7 @@ class PlanSpec(NamedTuple):
     unit_capacity: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a tensor has no one truth to compare by
 class DecodePlan:
     """A plan for one decode step, good for all layers of the step.
 

@@ -20,7 +20,7 @@ float scale_of(const std::optional<at::Tensor>& scale, const char* name) {
   MLA_CHECK(scale->is_cpu() && scale->numel() == 1 && scale->scalar_type() == at::kFloat, name,
             "one float32 on the CPU",
             c10::str(scale->sizes(), " ", scale->scalar_type(), " on ", scale->device()));
-  MLA_CHECK_ALIGNED(*scale);
+  MLA_CHECK_MEMORY(*scale);
   return *scale->const_data_ptr<float>();
 }
 
@@ -60,7 +60,7 @@ DecodeArgs arguments(const at::Tensor& q, const at::Tensor& kv_cache, const at::
   for (const at::Tensor& tensor : {q, kv_cache, block_table, out})
     MLA_CHECK_LAST_CONTIGUOUS(tensor);
   for (const at::Tensor& tensor : {q, kv_cache, block_table, seq_lens, out})
-    MLA_CHECK_ALIGNED(tensor);
+    MLA_CHECK_MEMORY(tensor);
 
   args.q_type = type_of(q, "q"), args.cache_type = type_of(kv_cache, "kv_cache"),
   args.out_type = type_of(out, "out");
@@ -81,7 +81,7 @@ DecodeArgs arguments(const at::Tensor& q, const at::Tensor& kv_cache, const at::
     MLA_CHECK_CPU(*lse);
     MLA_CHECK_DTYPE(*lse, at::kFloat);
     MLA_CHECK_SIZES(*lse, {args.batch, args.q_len, args.heads});
-    MLA_CHECK_ALIGNED(*lse);
+    MLA_CHECK_MEMORY(*lse);
     args.lse = lse->mutable_data_ptr<float>();
     copy_strides(*lse, args.lse_stride);
   }

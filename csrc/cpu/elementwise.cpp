@@ -16,7 +16,7 @@ float largest_of(Type type) { return type == Type::kFloat8E4M3FNUZ ? 240.0f : 44
 float value_of(const at::Tensor& scale) {
   MLA_CHECK_CPU(scale);
   MLA_CHECK_DTYPE(scale, at::kFloat);
-  MLA_CHECK_ALIGNED(scale);
+  MLA_CHECK_MEMORY(scale);
   MLA_CHECK(scale.numel() == 1, "scale", "one element", scale.sizes());
   return *scale.const_data_ptr<float>();
 }
@@ -31,7 +31,7 @@ float scale_for(float top, Type type) {
 void check_row_scales(const at::Tensor& scale, const at::Tensor& x) {
   MLA_CHECK_CPU(scale);
   MLA_CHECK_DTYPE(scale, at::kFloat);
-  MLA_CHECK_ALIGNED(scale);
+  MLA_CHECK_MEMORY(scale);
   at::DimVector sizes(x.sizes());
   sizes.back() = 1;
   MLA_CHECK_SIZES(scale, sizes);
@@ -63,7 +63,7 @@ void quantize_fp8(const at::Tensor& x, const std::optional<at::Tensor>& scale, b
   MLA_CHECK_CPU(out);
   MLA_CHECK_SIZES(out, x.sizes());
   MLA_CHECK_CONTIGUOUS(out);
-  for (const at::Tensor& tensor : {x, out}) MLA_CHECK_ALIGNED(tensor);
+  for (const at::Tensor& tensor : {x, out}) MLA_CHECK_MEMORY(tensor);
   const at::Tensor from = x.contiguous();
   const Type from_type = type_of(x, "x"), to_type = type_of(out, "out");
   const Kernels& isa = kernels();

@@ -49,7 +49,7 @@ void plan(const at::Tensor& seq_lens, const at::Tensor& block_table, at::IntArra
   MLA_CHECK_DTYPE(seq_lens, at::kInt);
   MLA_CHECK_SIZES(seq_lens, {spec.batch});
   MLA_CHECK_CONTIGUOUS(seq_lens);
-  MLA_CHECK_ALIGNED(seq_lens);
+  MLA_CHECK_MEMORY(seq_lens);
   MLA_CHECK_CPU(plan);
   spec.check_plan(plan);
   (void)block_table;

@@ -42,7 +42,7 @@ void check_scale(const at::Tensor& scale, const at::Tensor& like, int64_t count 
   MLA_CHECK(scale.device() == like.device(), "scale", c10::str("on ", like.device()),
             scale.device());
   MLA_CHECK_DTYPE(scale, at::kFloat);
-  MLA_CHECK_ALIGNED(scale);
+  MLA_CHECK_MEMORY(scale);
   MLA_CHECK(scale.numel() == count, "scale", c10::str(count, " elements"), scale.sizes());
 }
 
@@ -55,7 +55,7 @@ void quantize_fp8(const at::Tensor& x_given, const std::optional<at::Tensor>& sc
   MLA_CHECK(!per_row || x_given.dim() >= 1, "x", "at least 1-dimensional", x_given.sizes());
   MLA_CHECK(out.device() == x_given.device(), "out", c10::str("on ", x_given.device()),
             out.device());
-  for (const at::Tensor& tensor : {x_given, out}) MLA_CHECK_ALIGNED(tensor);
+  for (const at::Tensor& tensor : {x_given, out}) MLA_CHECK_MEMORY(tensor);
   const OnDevice device(x_given);
   int64_t scales = 1;
   for (int64_t i = 0; per_row && i < out.dim() - 1; ++i) scales *= out.size(i);

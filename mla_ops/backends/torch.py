@@ -158,8 +158,17 @@ def _merge_states(
     lse.copy_(torch.where(total == 0, -torch.inf, shift + total.log()))
 
 
+def _decode_as_given(q: Tensor, *args: Any, **kwargs: Any) -> None:
+    """Decode in the precision that is written here, whatever autocast says to matmul."""
+    if torch.is_autocast_enabled(q.device.type):
+        with torch.autocast(q.device.type, enabled=False):
+            _decode(q, *args, **kwargs)
+    else:
+        _decode(q, *args, **kwargs)
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
-    "_decode_torch": _decode,
+    "_decode_torch": _decode_as_given,
     "_plan": _plan,
     "_quantize_fp8": _quantize_fp8,
     "_write_kv_cache": _write_kv_cache,

@@ -57,7 +57,8 @@ inline Vec exp2(Vec x) {
   memcpy(&bits, &y, sizeof(Vec));
   bits += exponent << 23;
   memcpy(&y, &bits, sizeof(Vec));
-  return x < lowest ? Vec{} : y;
+  // The bits of a NaN were added to as well.
+  return x == x ? (x < lowest ? Vec{} : y) : x;
 }
 
 }  // namespace mla::MLA_ISA
