@@ -34,25 +34,25 @@ __device__ __forceinline__ void write_row(const MlaCacheWrite& write, int64_t to
 template <class From, class To>
 __global__ void __launch_bounds__(kWriteThreads) write_kv_cache(MlaCacheWrite write) {
   __shared__ int64_t slots[kTokens];
-  __shared__ int overwritten[kTokens];
   const int64_t first = int64_t{blockIdx.x} * kTokens;
   if (threadIdx.x < kTokens) {
     const int64_t token = first + threadIdx.x;
     const int64_t slot = token < write.tokens ? slot_of(write, token) : -1;
     slots[threadIdx.x] = slot < write.capacity ? slot : -1;
-    overwritten[threadIdx.x] = 0;
   }
   __syncthreads();
-  // Of tokens for one slot the last one stays, whatever the order in which blocks run.
+  // Of tokens for one slot the last one stays, whatever the order in which blocks run. A bit for
+  // each token of the block that a later one overwrites.
+  uint32_t overwritten = 0;
   for (int64_t later = first + 1 + threadIdx.x; later < write.tokens; later += kWriteThreads) {
     const int64_t slot = slot_of(write, later);
     for (int i = 0; i < kTokens; ++i)
-      if (slots[i] == slot && first + i < later) overwritten[i] = 1;
+      if (slots[i] == slot && first + i < later) overwritten |= 1u << i;
   }
-  __syncthreads();
+  overwritten = over_block<kWriteThreads>(overwritten, EitherBits{});
   const int lane = threadIdx.x % MLA_WAVE;
   for (int i = threadIdx.x / MLA_WAVE; i < kTokens; i += kWaves) {
-    if (slots[i] < 0 || overwritten[i]) continue;
+    if (slots[i] < 0 || overwritten >> i & 1) continue;
     if (write.scale == nullptr) {
       write_row<From, To>(write, first + i, slots[i], NoDivisor{}, lane);
     } else {
