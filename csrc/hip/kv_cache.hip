@@ -27,8 +27,10 @@ __device__ __forceinline__ void write_row(const MlaCacheWrite& write, int64_t to
               slot % write.page_size * write.row_stride;
   const auto* latent = static_cast<const FromCode*>(write.kv_c) + token * write.kv_c_stride;
   const auto* rope = static_cast<const FromCode*>(write.k_pe) + token * write.k_pe_stride;
-  convert<From, To, 1>(latent, row, write.latent, divisor, lane, MLA_WAVE);
-  convert<From, To, 1>(rope, row + write.latent, write.rope, divisor, lane, MLA_WAVE);
+  MLA_SHORT_LOOP
+  for (int part = 0; part < 2; ++part)
+    convert<From, To, 1>(part == 0 ? latent : rope, part == 0 ? row : row + write.latent,
+                         part == 0 ? write.latent : write.rope, divisor, lane, MLA_WAVE);
 }
 
 template <class From, class To>
@@ -53,10 +55,11 @@ __global__ void __launch_bounds__(kWriteThreads) write_kv_cache(MlaCacheWrite wr
   const int lane = threadIdx.x % MLA_WAVE;
   for (int i = threadIdx.x / MLA_WAVE; i < kTokens; i += kWaves) {
     if (slots[i] < 0 || overwritten >> i & 1) continue;
-    if (write.scale == nullptr) {
-      write_row<From, To>(write, first + i, slots[i], NoDivisor{}, lane);
+    if constexpr (kIsFloat8<To>) {
+      const Divisor divisor(write.scale == nullptr ? 1.0f : *write.scale);
+      write_row<From, To>(write, first + i, slots[i], divisor, lane);
     } else {
-      write_row<From, To>(write, first + i, slots[i], Divisor(*write.scale), lane);
+      write_row<From, To>(write, first + i, slots[i], NoDivisor{}, lane);
     }
   }
 }

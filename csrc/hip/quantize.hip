@@ -20,7 +20,7 @@ __device__ __forceinline__ float scale_for(uint32_t top_bits) {
 
 __device__ __forceinline__ int64_t row_offset(const MlaRows& rows, int64_t row) {
   int64_t offset = 0;
-#pragma unroll
+  MLA_SHORT_LOOP
   for (int i = 3; i >= 0; --i) {
     offset += row % rows.size[i] * rows.stride[i];
     row /= rows.size[i];

@@ -33,15 +33,16 @@ def reports(arch: str) -> list[KernelReport]:
 
 @both
 def test_nothing_goes_to_memory_that_is_not_asked_for(arch: str) -> None:
-    """No scratch and no vector register spilled. Scalar registers may be kept in lanes of a vector
-    register, which costs no memory access; how many is bounded, so that more are noticed.
+    """No scratch and no vector register spilled. A few kernels keep up to eight scalar registers in
+    lanes of a vector register, which is no memory access; more would be noticed.
     """
     entries = reports(arch)
     assert len(entries) == 15 + 3 + 3 + 3 * len(WIDE) * len(FLOAT8)
     for entry in entries:
         assert entry.scratch_bytes == entry.vgpr_spills == entry.mix["scratch"] == 0, entry.name
-        assert entry.sgpr_spills <= 32 and entry.agprs == 0, (entry.name, entry.sgpr_spills)
-        assert entry.occupancy >= 3, (entry.name, entry.occupancy)
+        assert entry.sgpr_spills <= 8 and entry.agprs == 0, (entry.name, entry.sgpr_spills)
+        assert entry.occupancy >= 4, (entry.name, entry.occupancy)
+    assert sum(entry.sgpr_spills > 0 for entry in entries) <= 6
 
 
 @both
