@@ -19,7 +19,7 @@ from mla_ops.reference import quantize_fp8
 RUN, SHORT_RUN = 16, 4  # kRun and kShortRun of vectors.h: numbers that a thread takes at once
 MEGABYTE = 1 << 20
 # Multiplied by a reciprocal and mended; by true division (outside of 2^-60 to 2^60).
-FAST, SLOW = (1.0, 0.37), (2.0**-70, 3e-39)
+FAST, SLOW = (1.0, 0.37), (2.0**-70, 1e-39, 1e38)
 
 
 def rows_of(x: Tensor, per_row: bool = False) -> tuple[np.int64, ...]:
@@ -102,12 +102,15 @@ def hostile(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
     return x.to(dtype)
 
 
-def float32_samples(to: torch.dtype) -> Tensor:
-    """Every number of the float8 type, every tie between two, and their float32 neighbours."""
+def float32_samples(to: torch.dtype, scale: float) -> Tensor:
+    """What `scale` divides to every number of the float8 type and every tie between two, and the
+    float32 neighbours of those: a quotient off by one place shows.
+    """
     codes = torch.arange(0x7F, dtype=torch.uint8).view(to).float()
     edges = torch.cat([codes, (codes[1:] + codes[:-1]) / 2, torch.tensor([464.0, 480.0, 248.0])])
+    edges = (edges.double() * torch.tensor(scale)).float()
     down, up = (torch.nextafter(edges, torch.tensor(v)) for v in (-torch.inf, torch.inf))
-    odd = torch.tensor([torch.inf, torch.nan, 3.4e38, 1e-38, 1e-45])
+    odd = torch.tensor([torch.inf, torch.nan, 3.4e38, 1e-38, 1e-40, 1e-45])
     positive = torch.cat([edges, down, up, odd])
     return torch.cat([positive, -positive])
 
@@ -127,9 +130,9 @@ def check_patterns(kernels: Kernels, dtype: torch.dtype, to: torch.dtype) -> Non
 
 def check_float32(kernels: Kernels, to: torch.dtype) -> None:
     """Ties and their neighbours, and random bits; scales that are no powers of two."""
-    x = float32_samples(to)
-    check(kernels, x, to, (1.0, 0.37, *SLOW))
-    check(kernels, x, to, (1.0,), offset=1)
+    for scale in (*FAST, 3.7, 1e-3 / 3, *SLOW):
+        check(kernels, float32_samples(to, scale), to, (scale,))
+    check(kernels, float32_samples(to, 0.37), to, (0.37,), offset=1)
     bits = torch.randint(
         -(2**31), 2**31, (8192,), generator=torch.Generator().manual_seed(1), dtype=torch.int64
     )
