@@ -57,7 +57,9 @@ class Kernels:
         self.arch, self.folder = arch, folder
 
     def code(self, file: str) -> CodeObject:
-        return compile_cached(self.folder / "hip" / f"{file}.hip", self.arch, ("-DMLA_DEVICE_ONLY",))
+        return compile_cached(
+            self.folder / "hip" / f"{file}.hip", self.arch, ("-DMLA_DEVICE_ONLY",)
+        )
 
     def find(self, file: str, kernel: str, *types: torch.dtype, number: int = 0) -> str:
         """The full name of kernel<types> or kernel<types, number>; exactly one has to be there."""
