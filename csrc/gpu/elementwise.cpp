@@ -107,6 +107,8 @@ void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor k
   write.page_stride = kv_cache.stride(0), write.row_stride = kv_cache.stride(1);
   write.capacity = kv_cache.size(0) * kv_cache.size(1);
   if (kv_scale.has_value()) {
+    MLA_CHECK(kv_cache.element_size() == 1, "kv_scale", "none for a cache that is not float8",
+              kv_cache.scalar_type());
     check_scale(*kv_scale, kv_cache);
     write.scale = kv_scale->const_data_ptr<float>();
   }

@@ -31,6 +31,8 @@ template <>
 inline constexpr float kLargest<Float8E4M3FN> = 448.0f;
 template <>
 inline constexpr float kLargest<Float8E4M3FNUZ> = 240.0f;
+template <class Kind>
+inline constexpr bool kIsFloat8 = kLargest<Kind> != 0.0f;
 
 // Four numbers to four float8 codes, the first in the lowest byte.
 __device__ __forceinline__ uint32_t hardware_float8(const float* value) {

@@ -27,36 +27,39 @@ __device__ __forceinline__ void write_row(const MlaCacheWrite& write, int64_t to
               slot % write.page_size * write.row_stride;
   const auto* latent = static_cast<const FromCode*>(write.kv_c) + token * write.kv_c_stride;
   const auto* rope = static_cast<const FromCode*>(write.k_pe) + token * write.k_pe_stride;
-  convert<From, To, 1>(latent, row, write.latent, divisor, lane, MLA_WAVE);
-  convert<From, To, 1>(rope, row + write.latent, write.rope, divisor, lane, MLA_WAVE);
+  MLA_SHORT_LOOP
+  for (int part = 0; part < 2; ++part)
+    convert<From, To, 1>(part == 0 ? latent : rope, part == 0 ? row : row + write.latent,
+                         part == 0 ? write.latent : write.rope, divisor, lane, MLA_WAVE);
 }
 
 template <class From, class To>
 __global__ void __launch_bounds__(kWriteThreads) write_kv_cache(MlaCacheWrite write) {
   __shared__ int64_t slots[kTokens];
-  __shared__ int overwritten[kTokens];
   const int64_t first = int64_t{blockIdx.x} * kTokens;
   if (threadIdx.x < kTokens) {
     const int64_t token = first + threadIdx.x;
     const int64_t slot = token < write.tokens ? slot_of(write, token) : -1;
     slots[threadIdx.x] = slot < write.capacity ? slot : -1;
-    overwritten[threadIdx.x] = 0;
   }
   __syncthreads();
-  // Of tokens for one slot the last one stays, whatever the order in which blocks run.
+  // Of tokens for one slot the last one stays, whatever the order in which blocks run. A bit for
+  // each token of the block that a later one overwrites.
+  uint32_t overwritten = 0;
   for (int64_t later = first + 1 + threadIdx.x; later < write.tokens; later += kWriteThreads) {
     const int64_t slot = slot_of(write, later);
     for (int i = 0; i < kTokens; ++i)
-      if (slots[i] == slot && first + i < later) overwritten[i] = 1;
+      if (slots[i] == slot && first + i < later) overwritten |= 1u << i;
   }
-  __syncthreads();
+  overwritten = over_block<kWriteThreads>(overwritten, EitherBits{});
   const int lane = threadIdx.x % MLA_WAVE;
   for (int i = threadIdx.x / MLA_WAVE; i < kTokens; i += kWaves) {
-    if (slots[i] < 0 || overwritten[i]) continue;
-    if (write.scale == nullptr) {
-      write_row<From, To>(write, first + i, slots[i], NoDivisor{}, lane);
+    if (slots[i] < 0 || overwritten >> i & 1) continue;
+    if constexpr (kIsFloat8<To>) {
+      const Divisor divisor(write.scale == nullptr ? 1.0f : *write.scale);
+      write_row<From, To>(write, first + i, slots[i], divisor, lane);
     } else {
-      write_row<From, To>(write, first + i, slots[i], Divisor(*write.scale), lane);
+      write_row<From, To>(write, first + i, slots[i], NoDivisor{}, lane);
     }
   }
 }

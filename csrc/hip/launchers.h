@@ -34,7 +34,7 @@ const char* mla_quantize_fp8(const void* x, mla::Type x_type, MlaRows rows, void
 
 // Token t of kv_c [tokens, latent] and k_pe [tokens, rope] to row slot % page_size of page
 // slot / page_size; negative slots are skipped, of equal slots the last token's row stays. `scale`
-// may be null.
+// belongs to a float8 cache; null is 1.
 struct MlaCacheWrite {
   const void* kv_c;
   const void* k_pe;

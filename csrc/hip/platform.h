@@ -12,6 +12,9 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
                                                          __builtin_bit_cast(MlaPair, b)))
 // CDNA runs 64 lanes in step.
 #define MLA_WAVE 64
+// Before a short loop whose copies would each keep scalar registers: unrolled there are not enough.
+// nvcc, which has no such registers, would put what such a loop indexes into local memory.
+#define MLA_SHORT_LOOP _Pragma("unroll 1")
 #if defined(__HIP_DEVICE_COMPILE__) && defined(__gfx942__)
 #define MLA_GFX942 1
 #elif defined(__HIP_DEVICE_COMPILE__) && defined(__gfx950__)
@@ -22,6 +25,7 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
 #define MLA_SHUFFLE_XOR(value, mask) __shfl_xor_sync(0xffffffffu, value, mask)
 #define MLA_MAX_PAIRS(a, b) __vmaxu2(a, b)
 #define MLA_WAVE 32
+#define MLA_SHORT_LOOP _Pragma("unroll")
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define MLA_SM89 1
 #endif

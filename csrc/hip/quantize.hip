@@ -20,7 +20,7 @@ __device__ __forceinline__ float scale_for(uint32_t top_bits) {
 
 __device__ __forceinline__ int64_t row_offset(const MlaRows& rows, int64_t row) {
   int64_t offset = 0;
-#pragma unroll
+  MLA_SHORT_LOOP
   for (int i = 3; i >= 0; --i) {
     offset += row % rows.size[i] * rows.stride[i];
     row /= rows.size[i];
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
       mine = of_row > mine ? of_row : mine;
     }
   }
-  mine = block_max<kThreads>(mine);
+  mine = over_block<kThreads>(mine, Larger{});
   if (threadIdx.x == 0) atomicMax(top, mine);
 }
 
@@ -79,10 +79,10 @@ __global__ void __launch_bounds__(kThreads)
   const int lane = threadIdx.x % MLA_WAVE;
   for (int64_t row = thread / MLA_WAVE; row < rows.count; row += waves) {
     const typename From::Code* from = x + row_offset(rows, row);
-    const float by =
-        scale != nullptr
-            ? scale[row]
-            : scale_for<To>(wave_max(largest_bits<From>(from, rows.columns, lane, MLA_WAVE)));
+    const float by = scale != nullptr
+                         ? scale[row]
+                         : scale_for<To>(over_wave(
+                               largest_bits<From>(from, rows.columns, lane, MLA_WAVE), Larger{}));
     convert<From, To, kUnroll<From>>(from, out + row * rows.columns, rows.columns, Divisor(by),
                                      lane, MLA_WAVE);
     if (lane == 0) scale_out[row] = by;

@@ -166,26 +166,34 @@ __device__ __forceinline__ uint32_t largest_bits(const typename From::Code* from
   return bits_of(From::widen(static_cast<Code>(top)));
 }
 
-__device__ __forceinline__ uint32_t wave_max(uint32_t value) {
-#pragma unroll
-  for (int mask = MLA_WAVE / 2; mask > 0; mask /= 2) {
-    const uint32_t other = MLA_SHUFFLE_XOR(value, mask);
-    value = other > value ? other : value;
+struct Larger {
+  __device__ __forceinline__ uint32_t operator()(uint32_t a, uint32_t b) const {
+    return a > b ? a : b;
   }
+};
+struct EitherBits {
+  __device__ __forceinline__ uint32_t operator()(uint32_t a, uint32_t b) const { return a | b; }
+};
+
+template <class Op>
+__device__ __forceinline__ uint32_t over_wave(uint32_t value, Op op) {
+#pragma unroll
+  for (int mask = MLA_WAVE / 2; mask > 0; mask /= 2)
+    value = op(value, MLA_SHUFFLE_XOR(value, mask));
   return value;
 }
 
-// Every thread of the block gets the block's largest value.
-template <int THREADS>
-__device__ __forceinline__ uint32_t block_max(uint32_t value) {
+// Every thread of the block gets what `op` makes of all their values; 0 is its neutral element.
+template <int THREADS, class Op>
+__device__ __forceinline__ uint32_t over_block(uint32_t value, Op op) {
   __shared__ uint32_t of_wave[THREADS / MLA_WAVE];
-  value = wave_max(value);
+  value = over_wave(value, op);
   if (threadIdx.x % MLA_WAVE == 0) of_wave[threadIdx.x / MLA_WAVE] = value;
   __syncthreads();
-  uint32_t top = 0;
-  for (int i = 0; i < THREADS / MLA_WAVE; ++i) top = of_wave[i] > top ? of_wave[i] : top;
+  uint32_t all = 0;
+  for (int i = 0; i < THREADS / MLA_WAVE; ++i) all = op(all, of_wave[i]);
   __syncthreads();  // the next use of of_wave must not overtake this one
-  return top;
+  return all;
 }
 
 }  // namespace mla::gpu
