@@ -34,7 +34,8 @@ __device__ __forceinline__ Run<Kind, N> load_run(const typename Kind::Code* from
   using Word = typename WordOf<kBytes>::Type;
   Word held[kBytes / sizeof(Word)];
 #pragma unroll
-  for (int i = 0; i < kBytes / sizeof(Word); ++i) held[i] = reinterpret_cast<const Word*>(from)[i];
+  for (int i = 0; i < static_cast<int>(kBytes / sizeof(Word)); ++i)
+    held[i] = reinterpret_cast<const Word*>(from)[i];
   Run<Kind, N> run;
   __builtin_memcpy(&run, held, kBytes);
   return run;
@@ -47,7 +48,8 @@ __device__ __forceinline__ void store_run(const Run<Kind, N>& run, typename Kind
   Word held[kBytes / sizeof(Word)];
   __builtin_memcpy(held, &run, kBytes);
 #pragma unroll
-  for (int i = 0; i < kBytes / sizeof(Word); ++i) reinterpret_cast<Word*>(to)[i] = held[i];
+  for (int i = 0; i < static_cast<int>(kBytes / sizeof(Word)); ++i)
+    reinterpret_cast<Word*>(to)[i] = held[i];
 }
 
 // One number, by true division.
