@@ -11,9 +11,8 @@
 
 #define MLA_CHECK_CPU(tensor) MLA_CHECK((tensor).is_cpu(), #tensor, "on the CPU", (tensor).device())
 
-// The kernels read whole elements; torch.frombuffer and DLPack can make tensors that begin within
-// one.
-// Storage can be taken from under a tensor (resize_, as FSDP does): its sizes then lie.
+// Storage can be taken from under a tensor (resize_, as FSDP does): its sizes then lie. And the
+// kernels read whole elements; torch.frombuffer and DLPack can make tensors that begin within one.
 #define MLA_CHECK_MEMORY(tensor)                                                               \
   do {                                                                                         \
     const at::Tensor& checked = (tensor);                                                      \
