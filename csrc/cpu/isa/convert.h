@@ -8,6 +8,8 @@
 
 namespace mla::MLA_ISA {
 
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 // to[i] = from[i] as float32.
 inline void widen(const void* from, Type type, float* to, int64_t count) {
   with_type(type, [&](auto kind) {

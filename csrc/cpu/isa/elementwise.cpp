@@ -9,8 +9,6 @@ namespace {
 // Numbers widened at a time: 1 KiB, which stays in the first-level cache.
 constexpr int64_t kChunk = 256;
 
-int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 }  // namespace
 
 void convert(const void* from, Type from_type, void* to, Type to_type, int64_t count,

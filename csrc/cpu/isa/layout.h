@@ -18,7 +18,6 @@ inline constexpr int64_t kColumns = 32;
 inline constexpr int64_t kGroup = 128;
 
 inline int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
-inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // Blocks of 32 rows where the registers allow it, of 16 otherwise and for what is left.
 inline int64_t block_lanes(int64_t rows_left) {
