@@ -3,12 +3,19 @@
 // a hipStream_t or cudaStream_t; all other pointers are device memory.
 #pragma once
 
+#include "../decode_args.h"
+#include "../schedule.h"
 #include "../types.h"
 
 extern "C" {
 
-// Multiprocessors (compute units) of a device.
-int32_t mla_processors(int32_t device);
+struct MlaDevice {
+  int32_t processors;    // multiprocessors or compute units
+  int32_t shared_bytes;  // shared memory that a block may have
+  int32_t can_overlap;   // kernels may begin before the one in front of them ends
+};
+// Asked once per device and process.
+const MlaDevice* mla_device(int32_t device);
 
 // A tensor as rows of contiguous numbers: row r begins where its index, written in the mixed base
 // `size` (last fastest), puts it by `stride`, in elements.
@@ -53,5 +60,27 @@ const char* mla_write_kv_cache(MlaCacheWrite write, void* stream);
 const char* mla_merge_states(const void* a, const float* lse_a, const void* b, const float* lse_b,
                              void* out, float* lse, mla::Type type, int64_t rows, int64_t width,
                              int32_t processors, void* stream);
+
+// One decode call, planned.
+struct MlaDecode {
+  mla::DecodeArgs args;  // partials: slots * rows * (partial_width + 1) floats
+  mla::Schedule schedule;
+  int64_t slots, partial_width;
+  int32_t page_shift;        // log2 of the page size; -1 where that is no power of two
+  int32_t is_aligned;        // cache rows are whole pieces of 16 bytes, and begin at multiples
+  int32_t is_query_aligned;  // so are query rows
+};
+
+// Rows of a query that one worker takes; blocks of their own do others, over the same tokens.
+int32_t mla_rows_per_worker(const MlaDevice* device, int64_t rows);
+
+// Attention for every row; then the pieces of the sequences that the plan cuts are merged.
+const char* mla_decode(const MlaDecode* decode, const MlaDevice* device, void* stream);
+const char* mla_merge_pieces(const MlaDecode* decode, const MlaDevice* device, void* stream);
+
+// first_unit[0..batch] of a plan (csrc/schedule.h) from the lengths. No sequence gets more than an
+// equal share of `unit_capacity`.
+const char* mla_plan(const int32_t* seq_lens, int64_t batch, int64_t unit_tokens,
+                     int64_t unit_capacity, int32_t* first_unit, void* stream);
 
 }  // extern "C"

@@ -1,4 +1,5 @@
-// Merging two results of attention over disjoint tokens.
+// Merging results of attention over disjoint tokens: two of them, or the pieces of a sequence.
+#include "decode.h"
 #include "launch.h"
 #include "launchers.h"
 #include "vectors.h"
@@ -57,6 +58,46 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
+constexpr int kPieceThreads = 128;
+
+// A block per row of the output, four columns a thread. Always in the order of the tokens.
+__global__ void __launch_bounds__(kPieceThreads)
+    merge_pieces(const MLA_PARAMETER MlaDecode decode) {
+  MLA_AFTER_PREDECESSOR();
+  MLA_SUCCESSOR_MAY_BEGIN();
+  const DecodeArgs& args = decode.args;
+  const Schedule& schedule = decode.schedule;
+  const Partials partials(decode);
+  const int rows = static_cast<int>(args.rows());
+  for (int64_t index = blockIdx.x; index < args.batch * rows; index += gridDim.x) {
+    const int32_t sequence = static_cast<int32_t>(index / rows);
+    const int row = static_cast<int>(index - int64_t{sequence} * rows);
+    const int32_t pieces = schedule.pieces(sequence);
+    const int64_t first = schedule.first_slot(sequence);
+    if (pieces <= 1 || first < 0 || first + pieces > decode.slots) continue;
+    const float* lse = partials.lse + first * rows + row;
+    float top = -kInfinity, sum = 0.0f;
+    for (int32_t i = 0; i < pieces; ++i) top = fmaxf(top, lse[int64_t{i} * rows]);
+    const float shift = top == -kInfinity ? 0.0f : top;
+    for (int32_t i = 0; i < pieces; ++i) sum += exp2f(lse[int64_t{i} * rows] - shift);
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    const RowTarget target(decode, {sequence, 0, 0, 0}, row, false);
+    if (threadIdx.x == 0) target.store_lse(sum == 0.0f ? -kInfinity : shift + log2f(sum));
+    for (int column = threadIdx.x * 4; column < args.latent; column += kPieceThreads * 4) {
+      const float* from = partials.out + (first * rows + row) * partials.width + column;
+      float merged[4] = {};
+#pragma unroll 8
+      for (int32_t i = 0; i < pieces; ++i) {
+        const float weight = exp2f(lse[int64_t{i} * rows] - shift) * inverse;
+        const float4 part = *reinterpret_cast<const float4*>(from + i * rows * partials.width);
+        merged[0] = fmaf(weight, part.x, merged[0]), merged[1] = fmaf(weight, part.y, merged[1]);
+        merged[2] = fmaf(weight, part.z, merged[2]), merged[3] = fmaf(weight, part.w, merged[3]);
+      }
+      store_columns(target, column, static_cast<int>(args.latent), merged);
+    }
+  }
+}
+
 #if !defined(MLA_LAUNCHERS)
 
 #define MLA_NAME(Kind)                                                                            \
@@ -87,6 +128,15 @@ const char* mla_merge_states(const void* a, const float* lse_a, const void* b, c
                        static_cast<const Code*>(b), lse_b, static_cast<Code*>(out), lse, rows,
                        width);
   });
+  return launch_error();
+}
+
+const char* mla_merge_pieces(const MlaDecode* decode, const MlaDevice* device, void* stream) {
+  using namespace mla::gpu;
+  const int64_t rows = decode->args.batch * decode->args.rows();
+  const int64_t most = int64_t{device->processors} * (2048 / kPieceThreads);
+  launch_overlapping(*device, merge_pieces, dim3(static_cast<unsigned>(rows < most ? rows : most)),
+                     dim3(kPieceThreads), 0, static_cast<hipStream_t>(stream), *decode);
   return launch_error();
 }
 

@@ -10,6 +10,7 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
 #define MLA_MAX_PAIRS(a, b)                                                              \
   __builtin_bit_cast(uint32_t, __builtin_elementwise_max(__builtin_bit_cast(MlaPair, a), \
                                                          __builtin_bit_cast(MlaPair, b)))
+#define MLA_PARAMETER
 // CDNA runs 64 lanes in step.
 #define MLA_WAVE 64
 // Before a short loop whose copies would each keep scalar registers: unrolled there are not enough.
@@ -29,6 +30,14 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
 #define MLA_SM89 1
 #endif
+// A kernel may begin before the one in front of it on the stream ends: sm_90 and newer, where it is
+// launched by launch_overlapping(). Memory that other kernels write is touched after
+// AFTER_PREDECESSOR alone; SUCCESSOR_MAY_BEGIN lets the next one take what room there is.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define MLA_AFTER_PREDECESSOR() asm volatile("griddepcontrol.wait;" ::: "memory")
+#define MLA_SUCCESSOR_MAY_BEGIN() asm volatile("griddepcontrol.launch_dependents;")
+#endif
+#define MLA_PARAMETER __grid_constant__
 #define hipStream_t cudaStream_t
 #define hipGetLastError cudaGetLastError
 #define hipGetErrorString cudaGetErrorString
@@ -36,10 +45,16 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
 #define hipMemsetAsync cudaMemsetAsync
 #define hipDeviceGetAttribute cudaDeviceGetAttribute
 #define hipDeviceAttributeMultiprocessorCount cudaDevAttrMultiProcessorCount
+#define hipDeviceAttributeMaxSharedMemoryPerBlock cudaDevAttrMaxSharedMemoryPerBlockOptin
 #define hipLaunchKernelGGL(kernel, grid, block, shared, stream, ...) \
   kernel<<<grid, block, shared, stream>>>(__VA_ARGS__)
 #else
 #error "csrc/hip is HIP source: compile it with hipcc, nvcc or clang -x hip"
+#endif
+
+#if !defined(MLA_AFTER_PREDECESSOR)
+#define MLA_AFTER_PREDECESSOR()
+#define MLA_SUCCESSOR_MAY_BEGIN()
 #endif
 
 // Host code, the launchers, is left out where the device side is compiled alone.
