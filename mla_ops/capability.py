@@ -60,6 +60,8 @@ class Row:
     causal: frozenset[bool] = frozenset((True, False))
     lse: frozenset[bool] = frozenset((True, False))
     cache_over_4_gib: bool = True
+    most_kv_lora_rank: int | None = None
+    most_width: int | None = None
     # Why the kernel is not there at all, or None where it is.
     missing: Callable[[], str | None] = field(default=lambda: None)
 
@@ -85,6 +87,12 @@ class Row:
             if want is None or any(got == one for one in wanted):
                 continue
             return f"{name} must be {_text(want)}, got {_text(got)}"
+        for name, most, size in (
+            ("kv_lora_rank", self.most_kv_lora_rank, problem.kv_lora_rank),
+            ("width", self.most_width, problem.width),
+        ):
+            if most is not None and size > most:
+                return f"{name} must be at most {most}, got {size}"
         if problem.cache_over_4_gib and not self.cache_over_4_gib:
             return "the cache must be at most 4 GiB, got a larger one"
         return None
@@ -132,9 +140,26 @@ def _aiter(
     )
 
 
-NATIVE_GPUS = frozenset(
-    ("gfx942", "gfx950", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-)
+def _no_gpu_kernels() -> str | None:
+    compiled = _compiled.load()
+    if compiled is None:
+        return _compiled.missing
+    return None if hasattr(compiled, "gpu_workers") else "mla_ops was built without GPU kernels"
+
+
+def _native_nvidia(cache: frozenset[torch.dtype], q: frozenset[torch.dtype]) -> Row:
+    return Row(
+        backend="native",
+        kernel="csrc/hip/decode_mma",
+        reason="our kernel for NVIDIA GPUs",
+        arch=frozenset(("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")),
+        q_dtype=q,
+        cache_dtype=cache,
+        most_kv_lora_rank=512,
+        most_width=576,
+        missing=_no_gpu_kernels,
+    )
+
 
 TABLE: tuple[Row, ...] = (
     _aiter("gfx942", "mla_a8w8_qh16_qseqlen1_gqaratio16_ps", FNUZ, FNUZ, 16, 1, False),
@@ -147,13 +172,9 @@ TABLE: tuple[Row, ...] = (
     _aiter("gfx950", "mla_a8w8_qh16_qseqlen4_gqaratio16_ps", FN, FN, 16, 4, True),
     _aiter("gfx950", "mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps", BF16, FN, 16, 4, False),
     _aiter("gfx950", "mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_ps", BF16, BF16, 16, 4, True),
-    Row(
-        backend="native",
-        kernel="csrc/hip/decode",
-        reason="our kernel for GPUs",
-        arch=NATIVE_GPUS,
-        missing=_planned("the native GPU kernel"),
-    ),
+    _native_nvidia(frozenset((FN, FNUZ, FP16)), frozenset((BF16, FP16, FN, FNUZ))),
+    # float16 has more bits than bfloat16 multiplies.
+    _native_nvidia(frozenset((BF16,)), frozenset((BF16, FN, FNUZ))),
     Row(
         backend="native",
         kernel="csrc/cpu/decode",

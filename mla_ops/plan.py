@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mla_ops import checks
+from mla_ops import _compiled, checks
 
 NATIVE = 0
 
@@ -90,7 +90,7 @@ def plan(
     """
     checks.plan_request(seq_lens, block_table, page_size, split_tokens, workers)
     if workers is None:
-        workers = _workers_of(seq_lens.device)
+        workers = _workers_of(seq_lens.device, seq_lens.shape[0], q_len * num_heads)
     unit = split_tokens if batch_invariant else UNIT_TOKENS
     batch = seq_lens.shape[0]
     capacity = batch * max(1, -(-block_table.shape[1] * page_size // unit))
@@ -100,7 +100,11 @@ def plan(
 
 
 @torch.compiler.assume_constant_result
-def _workers_of(device: torch.device) -> int:
-    if device.type == "cuda":
+def _workers_of(device: torch.device, batch: int, rows: int) -> int:
+    if device.type != "cuda":
+        return torch.get_num_threads()
+    compiled = _compiled.load()
+    if compiled is None or not hasattr(compiled, "gpu_workers"):
         return torch.cuda.get_device_properties(device).multi_processor_count
-    return torch.get_num_threads()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(compiled.gpu_workers(index, batch, rows))

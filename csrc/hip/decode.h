@@ -22,12 +22,11 @@ struct Length {
   bool is_valid;
 };
 
-__device__ __forceinline__ Length length_of(const MlaDecode& decode, int32_t sequence) {
-  const int32_t length = decode.args.seq_lens[sequence];
-  const Schedule& schedule = decode.schedule;
-  const int32_t planned = schedule.first_unit[sequence + 1] - schedule.first_unit[sequence];
+__device__ __forceinline__ Length length_of(const MlaDecode& decode, int32_t sequence,
+                                            int32_t planned_units) {
+  const int32_t length = MLA_LOAD(decode.args.seq_lens + sequence);
   const bool is_valid = length >= 0 && length <= decode.args.table_pages * decode.args.page_size &&
-                        planned == Schedule::units_of(length, schedule.unit_tokens);
+                        planned_units == Schedule::units_of(length, decode.schedule.unit_tokens);
   return {is_valid ? length : 0, is_valid};
 }
 
@@ -40,22 +39,66 @@ __device__ __forceinline__ int32_t visible_tokens(const DecodeArgs& args, int32_
 
 __device__ __forceinline__ int64_t row_offset(const int64_t (&stride)[3], const DecodeArgs& args,
                                               int32_t sequence, int row) {
+  if (args.q_len == 1) return sequence * stride[0] + row * stride[2];
   const int heads = static_cast<int>(args.heads), token = row / heads;
   return sequence * stride[0] + token * stride[1] + (row - token * heads) * stride[2];
 }
 
-// The partial results of cut sequences: [slots, rows, width] float32, each divided by its own sum,
-// and [slots, rows] logarithms of the sums, base 2.
+// N numbers to columns `first` onwards of a row of `width`.
+template <class Kind, int N>
+__device__ __forceinline__ void store_columns(void* row, int first, int width,
+                                              const Run<Kind, N>& run) {
+  auto* to = static_cast<typename Kind::Code*>(row) + first;
+  constexpr int kBytes = N * sizeof(typename Kind::Code);
+  if (first + N <= width && aligned(to, kBytes < 16 ? kBytes : 16)) {
+    store_run(run, to);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    if (first + i < width) to[i] = run.code[i];
+}
+
+template <class Kind, int N>
+__device__ __forceinline__ void store_columns(void* row, int first, int width,
+                                              const float (&values)[N]) {
+  Run<Kind, N> run;
+  narrow(values, run);
+  store_columns<Kind>(row, first, width, run);
+}
+
+// The partial results of cut sequences: [slots, rows, width] float32, each divided by its own sum;
+// [slots, rows] logarithms of the sums, base 2; and the slots of each sequence's first and last
+// piece, [batch, 2], which is what the merging goes by.
 struct Partials {
   float* out;
   float* lse;
+  int32_t* ends;
   int64_t width;
 
-  __device__ __forceinline__ explicit Partials(const MlaDecode& decode)
+  MLA_INLINE explicit Partials(const MlaDecode& decode)
       : out(decode.args.partials), width(decode.partial_width) {
-    lse = out + decode.slots * decode.args.rows() * width;
+    const int64_t rows = decode.slots * decode.args.rows();
+    lse = out + rows * width;
+    ends = reinterpret_cast<int32_t*>(lse + rows);
   }
 };
+
+// A piece as its worker knows it.
+struct WorkerPiece : Piece {
+  bool is_valid;           // see Length
+  bool is_first, is_last;  // of its sequence
+
+  __device__ __forceinline__ bool is_cut() const { return !(is_first && is_last); }
+};
+
+// Tells the merging of a piece; one thread of the first block of rows does it.
+__device__ __forceinline__ void note_ends(const MlaDecode& decode, int32_t sequence, int32_t slot,
+                                          bool is_first, bool is_last) {
+  const Partials partials(decode);
+  if (is_first) partials.ends[2 * int64_t{sequence}] = slot;
+  if (is_last) partials.ends[2 * int64_t{sequence} + 1] = slot;
+}
 
 // Where a row of one piece goes: to the output, or to the partial results.
 struct RowTarget {
@@ -93,30 +136,16 @@ struct RowTarget {
   }
 };
 
-// N numbers to columns `first` onwards of a row of `width`, rounded to the target's type.
-template <class Kind, int N>
-__device__ __forceinline__ void store_columns(void* row, int first, int width,
-                                              const float (&values)[N]) {
-  using Code = typename Kind::Code;
-  auto* to = static_cast<Code*>(row) + first;
-  Run<Kind, N> run;
-  narrow(values, run);
-  constexpr int kBytes = N * sizeof(Code);
-  if (first + N <= width && aligned(to, kBytes < 16 ? kBytes : 16)) {
-    store_run(run, to);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i)
-    if (first + i < width) to[i] = run.code[i];
-}
-
-template <int N>
+// Four numbers to columns `first` onwards of a row of `width`, rounded to the target's type.
 __device__ __forceinline__ void store_columns(const RowTarget& target, int first, int width,
-                                              const float (&values)[N]) {
-  if (target.type == Type::kFloat32) store_columns<Float32>(target.out, first, width, values);
-  if (target.type == Type::kFloat16) store_columns<Float16>(target.out, first, width, values);
-  if (target.type == Type::kBFloat16) store_columns<BFloat16>(target.out, first, width, values);
+                                              const float (&values)[4]) {
+  if (target.type == Type::kFloat32) {
+    store_columns<Float32>(target.out, first, width, values);
+  } else if (target.type == Type::kFloat16) {
+    store_columns<Float16>(target.out, first, width, values);
+  } else {
+    store_columns<BFloat16>(target.out, first, width, values);
+  }
 }
 
 // The pieces of one worker, one after the other.
@@ -124,21 +153,31 @@ struct Pieces {
   int64_t unit, end;
   int32_t worker, sequence;
 
-  __device__ __forceinline__ void begin(const Schedule& schedule, int32_t of_worker) {
+  __device__ __forceinline__ void start(const Schedule& schedule, int32_t of_worker) {
+    const int32_t all = MLA_LOAD(schedule.first_unit + schedule.batch);
     worker = of_worker;
-    unit = schedule.first_unit_of_worker(worker), end = schedule.first_unit_of_worker(worker + 1);
+    unit = schedule.first_unit_of_worker(worker, all);
+    end = schedule.first_unit_of_worker(worker + 1, all);
     sequence = unit < end ? schedule.sequence_of(unit) : 0;
   }
 
   // False behind the last. A piece of a sequence that is not valid has no tokens.
-  __device__ __forceinline__ bool next(const MlaDecode& decode, Piece& piece, bool& is_valid) {
+  __device__ __forceinline__ bool next(const MlaDecode& decode, WorkerPiece& piece) {
     if (unit >= end) return false;
     const Schedule& schedule = decode.schedule;
-    while (sequence + 1 < schedule.batch && schedule.first_unit[sequence + 1] <= unit) ++sequence;
-    const Length length = length_of(decode, sequence);
-    is_valid = length.is_valid;
-    piece = schedule.take_piece(unit, end, worker, sequence, length.tokens);
-    if (!is_valid) piece.begin = piece.end = 0;
+    int32_t first = MLA_LOAD(schedule.first_unit + sequence);
+    int32_t behind = MLA_LOAD(schedule.first_unit + sequence + 1);
+    while (sequence + 1 < schedule.batch && behind <= unit) {
+      ++sequence;
+      first = behind, behind = MLA_LOAD(schedule.first_unit + sequence + 1);
+    }
+    const Length length = length_of(decode, sequence, behind - first);
+    piece.is_first = unit == first;
+    static_cast<Piece&>(piece) =
+        schedule.take_piece(unit, end, worker, sequence, length.tokens, first, behind);
+    piece.is_last = unit >= behind;
+    piece.is_valid = length.is_valid;
+    if (!piece.is_valid) piece.begin = piece.end = 0;
     return true;
   }
 };

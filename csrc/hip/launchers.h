@@ -63,10 +63,12 @@ const char* mla_merge_states(const void* a, const float* lse_a, const void* b, c
 
 // One decode call, planned.
 struct MlaDecode {
-  mla::DecodeArgs args;  // partials: slots * rows * (partial_width + 1) floats
+  mla::DecodeArgs args;  // partials: slots * rows * (partial_width + 1) + 2 * batch floats
   mla::Schedule schedule;
   int64_t slots, partial_width;
-  int32_t page_shift;        // log2 of the page size; -1 where that is no power of two
+  uint32_t pages, page_factor, page_shift;  // token / page_size is (2 token factor) >> 32 >> shift
+  uint32_t page_bytes, row_bytes;           // from one to the next, where is_aligned
+  int32_t is_whole;                         // is_aligned, and rows as wide as the kernel takes
   int32_t is_aligned;        // cache rows are whole pieces of 16 bytes, and begin at multiples
   int32_t is_query_aligned;  // so are query rows
 };

@@ -58,42 +58,79 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
-constexpr int kPieceThreads = 128;
+constexpr int kColumnThreads = 128, kPiecesAtOnce = 9;
 
-// A block per row of the output, four columns a thread. Always in the order of the tokens.
-__global__ void __launch_bounds__(kPieceThreads)
-    merge_pieces(const MLA_PARAMETER MlaDecode decode) {
+// A block for `rows_each` rows of one sequence: four columns a thread, and every GROUPS-th piece;
+// all sums in an order that depends on nothing but their number.
+template <int GROUPS>
+__global__ void __launch_bounds__(kColumnThreads* GROUPS)
+    merge_pieces(const MLA_PARAMETER MlaDecode decode, int rows_each) {
+  const DecodeArgs& args = decode.args;
+  const int rows = static_cast<int>(args.rows()), blocks = (rows + rows_each - 1) / rows_each;
+  const int32_t sequence = static_cast<int32_t>(blockIdx.x) / blocks;
+  const int row_begin = static_cast<int>(blockIdx.x) % blocks * rows_each;
   MLA_AFTER_PREDECESSOR();
   MLA_SUCCESSOR_MAY_BEGIN();
-  const DecodeArgs& args = decode.args;
-  const Schedule& schedule = decode.schedule;
   const Partials partials(decode);
-  const int rows = static_cast<int>(args.rows());
-  for (int64_t index = blockIdx.x; index < args.batch * rows; index += gridDim.x) {
-    const int32_t sequence = static_cast<int32_t>(index / rows);
-    const int row = static_cast<int>(index - int64_t{sequence} * rows);
-    const int32_t pieces = schedule.pieces(sequence);
-    const int64_t first = schedule.first_slot(sequence);
-    if (pieces <= 1 || first < 0 || first + pieces > decode.slots) continue;
-    const float* lse = partials.lse + first * rows + row;
+  const int32_t first = partials.ends[2 * int64_t{sequence}];
+  const int32_t last = partials.ends[2 * int64_t{sequence} + 1], pieces = last - first + 1;
+  if (pieces <= 1 || !RowTarget::is_safe(decode, first) || !RowTarget::is_safe(decode, last))
+    return;
+  const int lane = threadIdx.x % MLA_WAVE, group = threadIdx.x / kColumnThreads;
+  const int width = static_cast<int>(partials.width);
+  __shared__ float4 sums[GROUPS > 1 ? GROUPS - 1 : 1][kColumnThreads];
+  for (int row = row_begin; row < rows && row < row_begin + rows_each; ++row) {
+    const int64_t row_of_slots = int64_t{first} * rows + row, next = rows;
+    const float* lse = partials.lse + row_of_slots;
     float top = -kInfinity, sum = 0.0f;
-    for (int32_t i = 0; i < pieces; ++i) top = fmaxf(top, lse[int64_t{i} * rows]);
-    const float shift = top == -kInfinity ? 0.0f : top;
-    for (int32_t i = 0; i < pieces; ++i) sum += exp2f(lse[int64_t{i} * rows] - shift);
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const RowTarget target(decode, {sequence, 0, 0, 0}, row, false);
-    if (threadIdx.x == 0) target.store_lse(sum == 0.0f ? -kInfinity : shift + log2f(sum));
-    for (int column = threadIdx.x * 4; column < args.latent; column += kPieceThreads * 4) {
-      const float* from = partials.out + (first * rows + row) * partials.width + column;
-      float merged[4] = {};
-#pragma unroll 8
-      for (int32_t i = 0; i < pieces; ++i) {
-        const float weight = exp2f(lse[int64_t{i} * rows] - shift) * inverse;
-        const float4 part = *reinterpret_cast<const float4*>(from + i * rows * partials.width);
-        merged[0] = fmaf(weight, part.x, merged[0]), merged[1] = fmaf(weight, part.y, merged[1]);
-        merged[2] = fmaf(weight, part.z, merged[2]), merged[3] = fmaf(weight, part.w, merged[3]);
+    for (int32_t i = lane; i < pieces; i += MLA_WAVE) top = fmaxf(top, lse[i * next]);
+    for (int begin = 0; begin < width; begin += kColumnThreads * 4) {
+      const int column = begin + threadIdx.x % kColumnThreads * 4;
+      const float* from = partials.out + row_of_slots * width + (column < width ? column : 0);
+      // On their way while the weights are worked out.
+      float4 part[kPiecesAtOnce];
+      const auto load = [&](int32_t at) {
+#pragma unroll
+        for (int k = 0; k < kPiecesAtOnce; ++k)
+          if (at + k * GROUPS < pieces)
+            part[k] = *reinterpret_cast<const float4*>(from + (at + k * GROUPS) * next * width);
+      };
+      load(group);
+      if (begin == 0) {
+        top = over_wave(top, [](float a, float b) { return fmaxf(a, b); });
+        top = top == -kInfinity ? 0.0f : top;
+        for (int32_t i = lane; i < pieces; i += MLA_WAVE) sum += exp2f(lse[i * next] - top);
+        sum = over_wave(sum, [](float a, float b) { return a + b; });
       }
-      store_columns(target, column, static_cast<int>(args.latent), merged);
+      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+      float4 merged = {0.0f, 0.0f, 0.0f, 0.0f};
+      for (int32_t at = group; at < pieces; at += kPiecesAtOnce * GROUPS) {
+        if (at != group) load(at);
+#pragma unroll
+        for (int k = 0; k < kPiecesAtOnce; ++k) {
+          if (at + k * GROUPS >= pieces) break;
+          const float weight = exp2f(lse[(at + k * GROUPS) * next] - top) * inverse;
+          merged.x = fmaf(weight, part[k].x, merged.x),
+          merged.y = fmaf(weight, part[k].y, merged.y);
+          merged.z = fmaf(weight, part[k].z, merged.z),
+          merged.w = fmaf(weight, part[k].w, merged.w);
+        }
+      }
+      if (group > 0) sums[group - 1][threadIdx.x % kColumnThreads] = merged;
+      __syncthreads();
+      if (group == 0) {
+#pragma unroll
+        for (int k = 0; k < GROUPS - 1; ++k) {
+          const float4 other = sums[k][threadIdx.x];
+          merged.x += other.x, merged.y += other.y, merged.z += other.z, merged.w += other.w;
+        }
+        const RowTarget target(decode, {sequence, 0, 0, 0}, row, false);
+        if (threadIdx.x == 0 && begin == 0)
+          target.store_lse(sum == 0.0f ? -kInfinity : top + log2f(sum));
+        const float values[4] = {merged.x, merged.y, merged.z, merged.w};
+        store_columns(target, column, static_cast<int>(args.latent), values);
+      }
+      __syncthreads();
     }
   }
 }
@@ -107,6 +144,8 @@ __global__ void __launch_bounds__(kPieceThreads)
 MLA_NAME(Float32)
 MLA_NAME(Float16)
 MLA_NAME(BFloat16)
+template __global__ void merge_pieces<1>(const MLA_PARAMETER MlaDecode, int);
+template __global__ void merge_pieces<4>(const MLA_PARAMETER MlaDecode, int);
 
 #endif
 
@@ -133,10 +172,21 @@ const char* mla_merge_states(const void* a, const float* lse_a, const void* b, c
 
 const char* mla_merge_pieces(const MlaDecode* decode, const MlaDevice* device, void* stream) {
   using namespace mla::gpu;
-  const int64_t rows = decode->args.batch * decode->args.rows();
-  const int64_t most = int64_t{device->processors} * (2048 / kPieceThreads);
-  launch_overlapping(*device, merge_pieces, dim3(static_cast<unsigned>(rows < most ? rows : most)),
-                     dim3(kPieceThreads), 0, static_cast<hipStream_t>(stream), *decode);
+  const int64_t rows = decode->args.rows(), batch = decode->args.batch;
+  const auto launch = [&](auto kernel, int threads) {
+    // A row for each block while they fit on the device together.
+    const int64_t most = int64_t{device->processors} * (2048 / threads);
+    const int64_t each = batch * rows <= most ? 1 : rows < 8 ? rows : 8;
+    launch_overlapping(*device, kernel,
+                       dim3(static_cast<unsigned>(batch * ((rows + each - 1) / each))),
+                       dim3(threads), 0, static_cast<hipStream_t>(stream), *decode, each);
+  };
+  // Many pieces for each sequence are shared out among groups of threads.
+  if (decode->schedule.workers > kPiecesAtOnce * batch) {
+    launch(merge_pieces<4>, 4 * kColumnThreads);
+  } else {
+    launch(merge_pieces<1>, kColumnThreads);
+  }
   return launch_error();
 }
 

@@ -84,22 +84,20 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from global to shared memory, or zeros where `is_there` is false; asynchronous.
-__device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool is_there) {
+// `bytes`, 16 or 0, from global to shared memory, and zeros up to 16; asynchronous.
+__device__ __forceinline__ void copy_async(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(is_there ? 16 : 0)
+               "r"(bytes)
                : "memory");
 }
 
-// Copies begun since the last call are a group; wait_for_copies waits until at most `pending`
-// groups are on their way.
+// Copies begun since the last call are a group; wait_for_copies waits until at most PENDING groups
+// are on their way.
 __device__ __forceinline__ void end_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-__device__ __forceinline__ void wait_for_copies(int pending) {
-  if (pending <= 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
-  if (pending == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
-  if (pending == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
-  if (pending >= 3) asm volatile("cp.async.wait_group 3;" ::: "memory");
+template <int PENDING>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // Four 8x8 matrices of 16-bit numbers, transposed; lane l has the address of row l % 8 of matrix

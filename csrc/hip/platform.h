@@ -11,6 +11,7 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
   __builtin_bit_cast(uint32_t, __builtin_elementwise_max(__builtin_bit_cast(MlaPair, a), \
                                                          __builtin_bit_cast(MlaPair, b)))
 #define MLA_PARAMETER
+#define MLA_LOAD(pointer) (*(pointer))
 // CDNA runs 64 lanes in step.
 #define MLA_WAVE 64
 // Before a short loop whose copies would each keep scalar registers: unrolled there are not enough.
@@ -38,6 +39,8 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
 #define MLA_SUCCESSOR_MAY_BEGIN() asm volatile("griddepcontrol.launch_dependents;")
 #endif
 #define MLA_PARAMETER __grid_constant__
+// Memory that nothing writes while the kernel runs.
+#define MLA_LOAD(pointer) __ldg(pointer)
 #define hipStream_t cudaStream_t
 #define hipGetLastError cudaGetLastError
 #define hipGetErrorString cudaGetErrorString
