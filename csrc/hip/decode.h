@@ -3,8 +3,8 @@
 // right.
 #pragma once
 
-#include "../decode_args.h"
-#include "../schedule.h"
+#include "platform.h"
+// platform.h says how these are compiled.
 #include "launchers.h"
 #include "vectors.h"
 
