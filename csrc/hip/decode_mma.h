@@ -13,13 +13,6 @@
 #include "query.h"
 #include "vectors.h"
 
-#ifdef MLA_TRACE
-__device__ long long mla_trace[64];
-#define TRACE(k) \
-  if (blockIdx.x == 3 && threadIdx.x == 0) mla_trace[k] = clock64();
-#else
-#define TRACE(k)
-#endif
 namespace mla::gpu {
 
 inline constexpr int kDecodeWarps = 8;
@@ -169,7 +162,7 @@ class DecodeWorker {
   __device__ __forceinline__ void move_reference(const Scores& scores);
   __device__ __forceinline__ void weigh(const Scores& scores, uint4* weights, float (&sum)[2],
                                         float (&exact_sum)[2]) const;
-  __device__ __forceinline__ void finish_piece(const Note& note);
+  __device__ __forceinline__ void finish_piece(const Note& note, float4* memory);
 
   __device__ __forceinline__ int fetched_row(int i) const {
     const int row = lane_ / 8 + 4 * i;
@@ -646,7 +639,7 @@ __device__ __forceinline__ void DecodeWorker<S>::load_query(int32_t sequence, ui
 
 // Sums to the end, and the piece's rows to where they belong.
 template <class S>
-__device__ __forceinline__ void DecodeWorker<S>::finish_piece(const Note& note) {
+__device__ __forceinline__ void DecodeWorker<S>::finish_piece(const Note& note, float4* memory) {
   if (has_rows()) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -680,35 +673,58 @@ __device__ __forceinline__ void DecodeWorker<S>::finish_piece(const Note& note) 
   __syncthreads();
   const Piece piece{note.sequence, 0, 0, note.slot};
   if (note.is_cut && !RowTarget::is_safe(decode_, note.slot)) return;
-  const int latent = static_cast<int>(args_.latent), begin = warp_ * S::kColumns;
+  const int latent = static_cast<int>(args_.latent);
+  // By way of shared memory of the warp's own, so that lanes side by side write side by side.
+  constexpr int kWords = S::kColumns / 4;  // float4 in a row of the warp's columns
+  static_assert(kWords == 16);
+  float4* const rows = memory + warp_ * 8 * kWords;
+  const auto place = [](int row, int word) { return row * kWords + (word ^ row); };
 #pragma unroll
   for (int row_tile = 0; row_tile < S::kRowTiles; ++row_tile)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = row_tile * 16 + row_ + 8 * half;
-      if (row_begin_ + row >= args_.rows()) continue;
-      const float factor = shared_.factor[row];
-      const RowTarget target(decode_, piece, row_begin_ + row, note.is_cut);
-      if (warp_ == 0 && quarter_ == 0) target.store_lse(shared_.log_sum[row]);
       const auto& out = out_[row_tile];
+      __syncwarp();
       if constexpr (S::kFloat8) {
-        // Column c of tile i is number 8 c + i of the warp's.
-        float values[16];
+      // Column c of tile i is number 8 c + i of the warp's.
 #pragma unroll
-        for (int i = 0; i < 16; ++i) values[i] = out[i % 8][2 * half + i / 8] * factor;
-        store_run(target, begin + 16 * quarter_, latent, values);
+        for (int i = 0; i < 4; ++i)
+          rows[place(row_, quarter_ * 4 + i)] = {
+              out[i % 2 * 4][2 * half + i / 2], out[i % 2 * 4 + 1][2 * half + i / 2],
+              out[i % 2 * 4 + 2][2 * half + i / 2], out[i % 2 * 4 + 3][2 * half + i / 2]};
       } else {
 #pragma unroll
-        for (int i = 0; i < S::kColumnTiles; ++i) {
-          const float values[2] = {out[i][2 * half] * factor, out[i][2 * half + 1] * factor};
-          store_run(target, begin + 8 * i + 2 * quarter_, latent, values);
-        }
+        for (int i = 0; i < S::kColumnTiles; ++i)
+          reinterpret_cast<float2*>(rows + place(row_, 2 * i + quarter_ / 2))[quarter_ % 2] = {
+              out[i][2 * half], out[i][2 * half + 1]};
+      }
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row_of_eight = 2 * i + lane_ / kWords;
+        const int row = row_tile * 16 + 8 * half + row_of_eight;
+        if (row_begin_ + row >= args_.rows()) continue;
+        const float4 held = rows[place(row_of_eight, lane_ % kWords)];
+        const float factor = shared_.factor[row];
+        const float values[4] = {held.x * factor, held.y * factor, held.z * factor,
+                                 held.w * factor};
+        const RowTarget target(decode_, piece, row_begin_ + row, note.is_cut);
+        store_run(target, warp_ * S::kColumns + lane_ % kWords * 4, latent, values);
       }
     }
+  if (threadIdx.x < S::kRows && row_begin_ + static_cast<int>(threadIdx.x) < args_.rows())
+    RowTarget(decode_, piece, row_begin_ + threadIdx.x, note.is_cut)
+        .store_lse(shared_.log_sum[threadIdx.x]);
 }
 
 template <class S>
 __device__ __forceinline__ void DecodeWorker<S>::run(int32_t worker) {
+  // Lines that one thread is about to walk through, on their way all at once.
+  int32_t line = 0;
+  const int32_t walked = threadIdx.x % 64 * 32;
+  if (threadIdx.x >= 128 && walked < args_.batch)
+    line =
+        MLA_LOAD((threadIdx.x < 192 ? args_.seq_lens : decode_.schedule.first_unit) + walked);
   if (threadIdx.x == 0) {
     Pieces pieces;
     pieces.start(decode_.schedule, worker);
@@ -720,8 +736,8 @@ __device__ __forceinline__ void DecodeWorker<S>::run(int32_t worker) {
     shared_.unit = args_.score_scale() * kLog2E;
     shared_.output_scale = args_.output_scale();
   }
+  asm volatile("" ::"r"(line));
   __syncthreads();
-  TRACE(1)
   if (shared_.note[0].sequence < 0) return;
   Ahead ahead{};
   take_piece(ahead);
@@ -731,42 +747,41 @@ __device__ __forceinline__ void DecodeWorker<S>::run(int32_t worker) {
 #pragma unroll 1
   for (int tile = 1 - S::kStages;; ++tile) {
     fetch(ahead, tile < 0 ? tile + S::kStages - 1 : stage == 0 ? S::kStages - 1 : stage - 1);
-    if (tile < -1) {
-      __syncthreads();
-      continue;
-    }
     // p.v of this tile, whose weights are there, and q.k of the next.
     const int next_stage = tile < 0 || stage + 1 == S::kStages ? 0 : stage + 1;
     uint4* const weights = weights_ + (tile & 1) * (S::kWeightBytes / 16);
     uint4* const next_weights = weights_ + (~tile & 1) * (S::kWeightBytes / 16);
-    constexpr int kBlocks = S::kTokens / 16;
     Products products = {};
     if (tile >= 0 && tokens_ > S::kTokens) {
       interleave<0>(stage, next_stage, weights, products);
       tokens_ -= S::kTokens, seen_[0] -= S::kTokens, seen_[1] -= S::kTokens;
     } else {
-      const int free_stage = tile < 0 ? S::kStages - 1 : stage;
-      if (tile >= 0) {
+      // The first query is loaded with two tiles on their way.
+      if (tile >= 0 || tile == 2 - S::kStages) {
+        const int free_stage = tile < 0 ? S::kStages - 1 : stage;
+        if (tile >= 0) {
 #pragma unroll
-        for (int block = 0; block < kBlocks; ++block) multiply_values(stage, block, weights);
-        finish_piece(shared_.note[piece % kNotes]);
+          for (int block = 0; block < S::kTokens / 16; ++block)
+            multiply_values(stage, block, weights);
+          finish_piece(shared_.note[piece % kNotes],
+                       reinterpret_cast<float4*>(stage_memory_ + free_stage * S::kStageBytes));
+        }
+        ++piece;
+        const Note next = shared_.note[piece % kNotes];
+        if (next.sequence < 0) return;
+        load_query(next.sequence, query_memory(free_stage));
+        begin_piece(next);
+        tokens_ = next.tokens;
       }
-      ++piece;
-      const Note next = shared_.note[piece % kNotes];
-      TRACE(26)
-      if (next.sequence < 0) return;
-      TRACE(20)
-      load_query(next.sequence, query_memory(free_stage));
-      TRACE(19)
+      if (tile < -1) {
+        __syncthreads();
+        continue;
+      }
       wait_for_copies<S::kStages - 2>();  // of tile 0
       __syncthreads();
-      TRACE(21)
-      begin_piece(next);
-      tokens_ = next.tokens;
       multiply_keys<0, S::kGroups>(next_stage, products);
     }
     // Weights as if the reference could stay where it is, which it mostly can.
-    TRACE(22)
     Scores scores;
     const bool is_far = finish_scores(products, scores);
     float sum[2], exact_sum[2];
@@ -776,10 +791,8 @@ __device__ __forceinline__ void DecodeWorker<S>::run(int32_t worker) {
     // the stage of this tile any more.
     if (__syncthreads_or(is_far)) {
       move_reference(scores);
-      TRACE(23)
       weigh(scores, next_weights, sum, exact_sum);
       __syncthreads();
-      TRACE(24)
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half)
@@ -795,7 +808,6 @@ __global__ void __launch_bounds__(kDecodeThreads, 1)
   extern __shared__ __align__(128) char memory[];
   MLA_AFTER_PREDECESSOR();
   MLA_SUCCESSOR_MAY_BEGIN();
-  TRACE(0)
   DecodeWorker<S> worker(decode, static_cast<int>(blockIdx.y) * S::kRows, memory);
   worker.run(static_cast<int32_t>(blockIdx.x));
 }

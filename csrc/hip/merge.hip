@@ -58,80 +58,100 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
-constexpr int kColumnThreads = 128, kPiecesAtOnce = 9;
+constexpr int kColumnThreads = 128, kPieceGroups = 4, kPiecesAtOnce = 9;
+constexpr int kPieceThreads = kColumnThreads * kPieceGroups;
 
-// A block for `rows_each` rows of one sequence: four columns a thread, and every GROUPS-th piece;
-// all sums in an order that depends on nothing but their number.
-template <int GROUPS>
-__global__ void __launch_bounds__(kColumnThreads* GROUPS)
-    merge_pieces(const MLA_PARAMETER MlaDecode decode, int rows_each) {
+// What the groups of threads of a block share out: the pieces of one row, or rows.
+enum class Share { kPieces, kRows };
+
+// One row from its pieces, four columns for each thread. All sums are in an order that depends on
+// nothing but the number of pieces.
+template <Share SHARE>
+__device__ __forceinline__ void merge_row(const MlaDecode& decode, const Partials& partials,
+                                          int32_t sequence, int row, int32_t first_slot,
+                                          int32_t pieces, float4 (*sums)[kColumnThreads]) {
+  constexpr int kStride = SHARE == Share::kPieces ? kPieceGroups : 1;
   const DecodeArgs& args = decode.args;
-  const int rows = static_cast<int>(args.rows()), blocks = (rows + rows_each - 1) / rows_each;
+  const int group = threadIdx.x / kColumnThreads, thread = threadIdx.x % kColumnThreads;
+  const int lane = threadIdx.x % MLA_WAVE, width = static_cast<int>(partials.width);
+  const int first_piece = SHARE == Share::kPieces ? group : 0;
+  const int64_t row_of_slots = int64_t{first_slot} * args.rows() + row, next = args.rows();
+  const float* lse = partials.lse + row_of_slots;
+  float top = -kInfinity, sum = 0.0f;
+  for (int32_t i = lane; i < pieces; i += MLA_WAVE) top = fmaxf(top, lse[i * next]);
+  for (int begin = 0; begin < width; begin += kColumnThreads * 4) {
+    const int column = begin + thread * 4;
+    const float* from = partials.out + row_of_slots * width + (column < width ? column : 0);
+    // On their way while the weights are worked out.
+    float4 part[kPiecesAtOnce];
+    const auto load = [&](int32_t at) {
+#pragma unroll
+      for (int k = 0; k < kPiecesAtOnce; ++k)
+        if (at + k * kStride < pieces)
+          part[k] = *reinterpret_cast<const float4*>(from + (at + k * kStride) * next * width);
+    };
+    load(first_piece);
+    if (begin == 0) {
+      top = over_wave(top, [](float a, float b) { return fmaxf(a, b); });
+      top = top == -kInfinity ? 0.0f : top;
+      for (int32_t i = lane; i < pieces; i += MLA_WAVE) sum += exp2f(lse[i * next] - top);
+      sum = over_wave(sum, [](float a, float b) { return a + b; });
+    }
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    float4 merged = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int32_t at = first_piece; at < pieces; at += kPiecesAtOnce * kStride) {
+      if (at != first_piece) load(at);
+#pragma unroll
+      for (int k = 0; k < kPiecesAtOnce; ++k) {
+        if (at + k * kStride >= pieces) break;
+        const float weight = exp2f(lse[(at + k * kStride) * next] - top) * inverse;
+        merged.x = fmaf(weight, part[k].x, merged.x), merged.y = fmaf(weight, part[k].y, merged.y);
+        merged.z = fmaf(weight, part[k].z, merged.z), merged.w = fmaf(weight, part[k].w, merged.w);
+      }
+    }
+    if constexpr (SHARE == Share::kPieces) {
+      sums[group][thread] = merged;
+      __syncthreads();
+      merged = sums[0][thread];
+#pragma unroll
+      for (int k = 1; k < kPieceGroups; ++k) {
+        const float4 other = sums[k][thread];
+        merged.x += other.x, merged.y += other.y, merged.z += other.z, merged.w += other.w;
+      }
+      __syncthreads();
+      if (group > 0) continue;
+    }
+    const RowTarget target(decode, {sequence, 0, 0, 0}, row, false);
+    if (column == 0) target.store_lse(sum == 0.0f ? -kInfinity : top + log2f(sum));
+    const float values[4] = {merged.x, merged.y, merged.z, merged.w};
+    store_columns(target, column, static_cast<int>(args.latent), values);
+  }
+}
+
+// A block has `rows_each` rows of one sequence.
+template <Share SHARE>
+__global__ void __launch_bounds__(kPieceThreads)
+    merge_pieces(const MLA_PARAMETER MlaDecode decode, int rows_each) {
+  constexpr int kRowsAtOnce = SHARE == Share::kRows ? kPieceGroups : 1;
+  const int rows = static_cast<int>(decode.args.rows());
+  const int blocks = (rows + rows_each - 1) / rows_each;
   const int32_t sequence = static_cast<int32_t>(blockIdx.x) / blocks;
-  const int row_begin = static_cast<int>(blockIdx.x) % blocks * rows_each;
+  const int begin = static_cast<int>(blockIdx.x) % blocks * rows_each;
+  const int end = begin + rows_each < rows ? begin + rows_each : rows;
   MLA_AFTER_PREDECESSOR();
   MLA_SUCCESSOR_MAY_BEGIN();
   const Partials partials(decode);
-  const int32_t first = partials.ends[2 * int64_t{sequence}];
-  const int32_t last = partials.ends[2 * int64_t{sequence} + 1], pieces = last - first + 1;
-  if (pieces <= 1 || !RowTarget::is_safe(decode, first) || !RowTarget::is_safe(decode, last))
+  const int32_t first_slot = partials.ends[2 * int64_t{sequence}];
+  const int32_t last_slot = partials.ends[2 * int64_t{sequence} + 1];
+  if (last_slot <= first_slot || !RowTarget::is_safe(decode, first_slot) ||
+      !RowTarget::is_safe(decode, last_slot))
     return;
-  const int lane = threadIdx.x % MLA_WAVE, group = threadIdx.x / kColumnThreads;
-  const int width = static_cast<int>(partials.width);
-  __shared__ float4 sums[GROUPS > 1 ? GROUPS - 1 : 1][kColumnThreads];
-  for (int row = row_begin; row < rows && row < row_begin + rows_each; ++row) {
-    const int64_t row_of_slots = int64_t{first} * rows + row, next = rows;
-    const float* lse = partials.lse + row_of_slots;
-    float top = -kInfinity, sum = 0.0f;
-    for (int32_t i = lane; i < pieces; i += MLA_WAVE) top = fmaxf(top, lse[i * next]);
-    for (int begin = 0; begin < width; begin += kColumnThreads * 4) {
-      const int column = begin + threadIdx.x % kColumnThreads * 4;
-      const float* from = partials.out + row_of_slots * width + (column < width ? column : 0);
-      // On their way while the weights are worked out.
-      float4 part[kPiecesAtOnce];
-      const auto load = [&](int32_t at) {
-#pragma unroll
-        for (int k = 0; k < kPiecesAtOnce; ++k)
-          if (at + k * GROUPS < pieces)
-            part[k] = *reinterpret_cast<const float4*>(from + (at + k * GROUPS) * next * width);
-      };
-      load(group);
-      if (begin == 0) {
-        top = over_wave(top, [](float a, float b) { return fmaxf(a, b); });
-        top = top == -kInfinity ? 0.0f : top;
-        for (int32_t i = lane; i < pieces; i += MLA_WAVE) sum += exp2f(lse[i * next] - top);
-        sum = over_wave(sum, [](float a, float b) { return a + b; });
-      }
-      const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-      float4 merged = {0.0f, 0.0f, 0.0f, 0.0f};
-      for (int32_t at = group; at < pieces; at += kPiecesAtOnce * GROUPS) {
-        if (at != group) load(at);
-#pragma unroll
-        for (int k = 0; k < kPiecesAtOnce; ++k) {
-          if (at + k * GROUPS >= pieces) break;
-          const float weight = exp2f(lse[(at + k * GROUPS) * next] - top) * inverse;
-          merged.x = fmaf(weight, part[k].x, merged.x),
-          merged.y = fmaf(weight, part[k].y, merged.y);
-          merged.z = fmaf(weight, part[k].z, merged.z),
-          merged.w = fmaf(weight, part[k].w, merged.w);
-        }
-      }
-      if (group > 0) sums[group - 1][threadIdx.x % kColumnThreads] = merged;
-      __syncthreads();
-      if (group == 0) {
-#pragma unroll
-        for (int k = 0; k < GROUPS - 1; ++k) {
-          const float4 other = sums[k][threadIdx.x];
-          merged.x += other.x, merged.y += other.y, merged.z += other.z, merged.w += other.w;
-        }
-        const RowTarget target(decode, {sequence, 0, 0, 0}, row, false);
-        if (threadIdx.x == 0 && begin == 0)
-          target.store_lse(sum == 0.0f ? -kInfinity : top + log2f(sum));
-        const float values[4] = {merged.x, merged.y, merged.z, merged.w};
-        store_columns(target, column, static_cast<int>(args.latent), values);
-      }
-      __syncthreads();
-    }
+  __shared__ float4 sums[kPieceGroups / kRowsAtOnce][kColumnThreads];
+  for (int row = begin; row < end; row += kRowsAtOnce) {
+    const int own = row + (SHARE == Share::kRows ? threadIdx.x / kColumnThreads : 0);
+    if (own < end)
+      merge_row<SHARE>(decode, partials, sequence, own, first_slot, last_slot - first_slot + 1,
+                       sums);
   }
 }
 
@@ -144,8 +164,8 @@ __global__ void __launch_bounds__(kColumnThreads* GROUPS)
 MLA_NAME(Float32)
 MLA_NAME(Float16)
 MLA_NAME(BFloat16)
-template __global__ void merge_pieces<1>(const MLA_PARAMETER MlaDecode, int);
-template __global__ void merge_pieces<4>(const MLA_PARAMETER MlaDecode, int);
+template __global__ void merge_pieces<Share::kPieces>(const MLA_PARAMETER MlaDecode, int);
+template __global__ void merge_pieces<Share::kRows>(const MLA_PARAMETER MlaDecode, int);
 
 #endif
 
@@ -173,19 +193,19 @@ const char* mla_merge_states(const void* a, const float* lse_a, const void* b, c
 const char* mla_merge_pieces(const MlaDecode* decode, const MlaDevice* device, void* stream) {
   using namespace mla::gpu;
   const int64_t rows = decode->args.rows(), batch = decode->args.batch;
-  const auto launch = [&](auto kernel, int threads) {
-    // A row for each block while they fit on the device together.
-    const int64_t most = int64_t{device->processors} * (2048 / threads);
-    const int64_t each = batch * rows <= most ? 1 : rows < 8 ? rows : 8;
-    launch_overlapping(*device, kernel,
-                       dim3(static_cast<unsigned>(batch * ((rows + each - 1) / each))),
-                       dim3(threads), 0, static_cast<hipStream_t>(stream), *decode, each);
+  const auto launch = [&](auto kernel, int64_t rows_each) {
+    const dim3 grid(static_cast<unsigned>(batch * ((rows + rows_each - 1) / rows_each)));
+    launch_overlapping(*device, kernel, grid, dim3(kPieceThreads), 0,
+                       static_cast<hipStream_t>(stream), *decode, rows_each);
   };
-  // Many pieces for each sequence are shared out among groups of threads.
-  if (decode->schedule.workers > kPiecesAtOnce * batch) {
-    launch(merge_pieces<4>, 4 * kColumnThreads);
+  const int64_t workers = decode->schedule.workers;
+  if (decode->schedule.fixed_split || workers > kPiecesAtOnce * batch) {
+    launch(merge_pieces<Share::kPieces>, 1);  // more than a group of threads reads at once
+  } else if (workers > batch) {
+    launch(merge_pieces<Share::kRows>, kPieceGroups);
   } else {
-    launch(merge_pieces<1>, kColumnThreads);
+    // Few sequences are cut: as few blocks as may be, which mostly have nothing to do.
+    launch(merge_pieces<Share::kRows>, 8 * kPieceGroups);
   }
   return launch_error();
 }
