@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kMergeThreads)
   }
 }
 
-constexpr int kColumnThreads = 128, kPieceGroups = 4, kPiecesAtOnce = 9;
+constexpr int kColumnThreads = 128, kPieceGroups = 4, kPiecesAtOnce = 4;
 constexpr int kPieceThreads = kColumnThreads * kPieceGroups;
 
 // What the groups of threads of a block share out: the pieces of one row, or rows.
@@ -71,6 +71,7 @@ __device__ __forceinline__ void merge_row(const MlaDecode& decode, const Partial
                                           int32_t sequence, int row, int32_t first_slot,
                                           int32_t pieces, float4 (*sums)[kColumnThreads]) {
   constexpr int kStride = SHARE == Share::kPieces ? kPieceGroups : 1;
+  constexpr int kAtOnce = (SHARE == Share::kPieces ? 2 : 1) * kPiecesAtOnce;
   const DecodeArgs& args = decode.args;
   const int group = threadIdx.x / kColumnThreads, thread = threadIdx.x % kColumnThreads;
   const int lane = threadIdx.x % MLA_WAVE, width = static_cast<int>(partials.width);
@@ -83,10 +84,10 @@ __device__ __forceinline__ void merge_row(const MlaDecode& decode, const Partial
     const int column = begin + thread * 4;
     const float* from = partials.out + row_of_slots * width + (column < width ? column : 0);
     // On their way while the weights are worked out.
-    float4 part[kPiecesAtOnce];
+    float4 part[kAtOnce];
     const auto load = [&](int32_t at) {
 #pragma unroll
-      for (int k = 0; k < kPiecesAtOnce; ++k)
+      for (int k = 0; k < kAtOnce; ++k)
         if (at + k * kStride < pieces)
           part[k] = *reinterpret_cast<const float4*>(from + (at + k * kStride) * next * width);
     };
@@ -99,10 +100,10 @@ __device__ __forceinline__ void merge_row(const MlaDecode& decode, const Partial
     }
     const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     float4 merged = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (int32_t at = first_piece; at < pieces; at += kPiecesAtOnce * kStride) {
+    for (int32_t at = first_piece; at < pieces; at += kAtOnce * kStride) {
       if (at != first_piece) load(at);
 #pragma unroll
-      for (int k = 0; k < kPiecesAtOnce; ++k) {
+      for (int k = 0; k < kAtOnce; ++k) {
         if (at + k * kStride >= pieces) break;
         const float weight = exp2f(lse[(at + k * kStride) * next] - top) * inverse;
         merged.x = fmaf(weight, part[k].x, merged.x), merged.y = fmaf(weight, part[k].y, merged.y);
@@ -130,7 +131,7 @@ __device__ __forceinline__ void merge_row(const MlaDecode& decode, const Partial
 
 // A block has `rows_each` rows of one sequence.
 template <Share SHARE>
-__global__ void __launch_bounds__(kPieceThreads)
+__global__ void __launch_bounds__(kPieceThreads, 2)
     merge_pieces(const MLA_PARAMETER MlaDecode decode, int rows_each) {
   constexpr int kRowsAtOnce = SHARE == Share::kRows ? kPieceGroups : 1;
   const int rows = static_cast<int>(decode.args.rows());
