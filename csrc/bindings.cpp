@@ -46,9 +46,7 @@ PYBIND11_MODULE(_C, m) {
 #if defined(MLA_HAVE_GPU)
   m.def(
       "gpu_workers",
-      [](int32_t device, int64_t batch, int64_t rows) {
-        return mla::gpu::workers(mla_device(device), batch, rows);
-      },
-      "Workers of a plan that suit a GPU, for a batch of so many query rows each.");
+      [](int32_t device, int64_t rows) { return mla::gpu::workers(mla_device(device), rows); },
+      "Workers that a GPU has room for, for sequences of so many query rows.");
 #endif
 }

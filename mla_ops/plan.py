@@ -90,7 +90,7 @@ def plan(
     """
     checks.plan_request(seq_lens, block_table, page_size, split_tokens, workers)
     if workers is None:
-        workers = _workers_of(seq_lens.device, seq_lens.shape[0], q_len * num_heads)
+        workers = _workers(seq_lens.device, seq_lens.shape[0], q_len * num_heads)
     unit = split_tokens if batch_invariant else UNIT_TOKENS
     batch = seq_lens.shape[0]
     capacity = batch * max(1, -(-block_table.shape[1] * page_size // unit))
@@ -99,12 +99,23 @@ def plan(
     return DecodePlan(torch.ops.mla.plan(seq_lens, block_table, spec), spec)
 
 
+def _workers(device: torch.device, batch: int, rows: int) -> int:
+    most = _most_workers(device, rows)
+    if device.type != "cuda" or not batch:
+        return most
+    # Sequences of one length are best cut at the same places: a few processors may stay idle for
+    # that, up to a sixteenth.
+    turns = -(-batch // most)
+    even = most // batch * batch if batch <= most else -(-batch // turns)
+    return even if even * 16 > most * 15 else most
+
+
 @torch.compiler.assume_constant_result
-def _workers_of(device: torch.device, batch: int, rows: int) -> int:
+def _most_workers(device: torch.device, rows: int) -> int:
     if device.type != "cuda":
         return torch.get_num_threads()
     compiled = _compiled.load()
     if compiled is None or not hasattr(compiled, "gpu_workers"):
         return torch.cuda.get_device_properties(device).multi_processor_count
     index = torch.cuda.current_device() if device.index is None else device.index
-    return int(compiled.gpu_workers(index, batch, rows))
+    return int(compiled.gpu_workers(index, rows))

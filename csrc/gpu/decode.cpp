@@ -37,15 +37,14 @@ PlanSpec check_or_make_plan(const DecodeArgs& args, const at::Tensor& seq_lens,
   }
   const int64_t units = (args.table_pages * args.page_size + kUnitTokens - 1) / kUnitTokens;
   const int64_t capacity = args.batch * (units > 1 ? units : 1);
-  const std::array<int64_t, PlanSpec::kFields> made = {
-      PlanSpec::kNative,
-      args.batch,
-      args.q_len,
-      args.heads,
-      workers(device.info(), args.batch, args.rows()),
-      kUnitTokens,
-      0,
-      capacity < INT32_MAX ? capacity : INT32_MAX};
+  const std::array<int64_t, PlanSpec::kFields> made = {PlanSpec::kNative,
+                                                       args.batch,
+                                                       args.q_len,
+                                                       args.heads,
+                                                       workers(device.info(), args.rows()),
+                                                       kUnitTokens,
+                                                       0,
+                                                       capacity < INT32_MAX ? capacity : INT32_MAX};
   const PlanSpec spec{at::IntArrayRef(made)};
   plan = at::empty({args.batch + 1}, seq_lens.options());
   launch_plan(seq_lens, spec, plan, device);
@@ -77,13 +76,10 @@ MlaDecode planned(const DecodeArgs& args, const PlanSpec& spec, const at::Tensor
 
 }  // namespace
 
-int64_t workers(const MlaDevice* device, int64_t batch, int64_t rows) {
+int64_t workers(const MlaDevice* device, int64_t rows) {
   const int64_t at_once = mla_rows_per_worker(device, rows);
-  const int64_t most = device->processors / ((rows + at_once - 1) / at_once);
-  // A few processors left idle are better than sequences of one length cut at uneven places.
-  for (int64_t count = most; count > most - most / 16; --count)
-    if (count > 0 && batch > 0 && (batch % count == 0 || count % batch == 0)) return count;
-  return most > 1 ? most : 1;
+  const int64_t count = device->processors / ((rows + at_once - 1) / at_once);
+  return count > 1 ? count : 1;
 }
 
 void plan(const at::Tensor& seq_lens, const at::Tensor& block_table, at::IntArrayRef spec_fields,

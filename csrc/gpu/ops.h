@@ -9,8 +9,8 @@
 
 namespace mla::gpu {
 
-// Workers of a plan that suit a device, for a batch of so many query rows each.
-int64_t workers(const MlaDevice* device, int64_t batch, int64_t rows);
+// Workers that a device has room for, for sequences of so many query rows.
+int64_t workers(const MlaDevice* device, int64_t rows);
 
 void plan(const at::Tensor& seq_lens, const at::Tensor& block_table, at::IntArrayRef spec,
           at::Tensor plan);
