@@ -23,7 +23,6 @@ class OnDevice {
   }
 
   void* stream() const { return stream_; }
-  const MlaDevice* operator->() const { return device_; }
   const MlaDevice* info() const { return device_; }
 
  private:

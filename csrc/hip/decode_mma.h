@@ -723,8 +723,7 @@ __device__ __forceinline__ void DecodeWorker<S>::run(int32_t worker) {
   int32_t line = 0;
   const int32_t walked = threadIdx.x % 64 * 32;
   if (threadIdx.x >= 128 && walked < args_.batch)
-    line =
-        MLA_LOAD((threadIdx.x < 192 ? args_.seq_lens : decode_.schedule.first_unit) + walked);
+    line = MLA_LOAD((threadIdx.x < 192 ? args_.seq_lens : decode_.schedule.first_unit) + walked);
   if (threadIdx.x == 0) {
     Pieces pieces;
     pieces.start(decode_.schedule, worker);

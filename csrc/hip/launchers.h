@@ -37,7 +37,7 @@ enum MlaScaling : int32_t {
 // second float behind it is overwritten on the way.
 const char* mla_quantize_fp8(const void* x, mla::Type x_type, MlaRows rows, void* out,
                              mla::Type out_type, MlaScaling scaling, const float* scale,
-                             float* scale_out, int32_t processors, void* stream);
+                             float* scale_out, const MlaDevice* device, void* stream);
 
 // Token t of kv_c [tokens, latent] and k_pe [tokens, rope] to row slot % page_size of page
 // slot / page_size; negative slots are skipped, of equal slots the last token's row stays. `scale`
@@ -54,12 +54,12 @@ struct MlaCacheWrite {
   const float* scale;
   mla::Type from_type, cache_type;
 };
-const char* mla_write_kv_cache(MlaCacheWrite write, void* stream);
+const char* mla_write_kv_cache(MlaCacheWrite write, const MlaDevice* device, void* stream);
 
 // out[r] = (a[r] e^lse_a[r] + b[r] e^lse_b[r]) / (e^lse_a[r] + e^lse_b[r]), all contiguous.
 const char* mla_merge_states(const void* a, const float* lse_a, const void* b, const float* lse_b,
                              void* out, float* lse, mla::Type type, int64_t rows, int64_t width,
-                             int32_t processors, void* stream);
+                             const MlaDevice* device, void* stream);
 
 // One decode call, planned.
 struct MlaDecode {

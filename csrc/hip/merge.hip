@@ -19,6 +19,8 @@ __global__ void __launch_bounds__(kMergeThreads)
     merge_states(const typename Kind::Code* a, const float* lse_a, const typename Kind::Code* b,
                  const float* lse_b, typename Kind::Code* out, float* lse, int64_t rows,
                  int64_t width) {
+  MLA_AFTER_PREDECESSOR();
+  MLA_SUCCESSOR_MAY_BEGIN();
   constexpr int kWidth = 16 / sizeof(typename Kind::Code);
   constexpr float kInfinity = __builtin_huge_valf();
   const int lane = threadIdx.x % MLA_WAVE;
@@ -176,14 +178,14 @@ template __global__ void merge_pieces<Share::kRows>(const MLA_PARAMETER MlaDecod
 
 const char* mla_merge_states(const void* a, const float* lse_a, const void* b, const float* lse_b,
                              void* out, float* lse, mla::Type type, int64_t rows, int64_t width,
-                             int32_t processors, void* stream) {
+                             const MlaDevice* device, void* stream) {
   using namespace mla::gpu;
   const int64_t wanted = (rows * MLA_WAVE + kMergeThreads - 1) / kMergeThreads;
-  const int64_t most = int64_t{processors} * (2048 / kMergeThreads);
+  const int64_t most = int64_t{device->processors} * (2048 / kMergeThreads);
   const dim3 grid(static_cast<unsigned>(wanted < most ? wanted : most));
   with_wide(type, [&](auto kind) {
     using Code = typename decltype(kind)::Code;
-    hipLaunchKernelGGL((merge_states<decltype(kind)>), grid, dim3(kMergeThreads), 0,
+    launch_overlapping(*device, merge_states<decltype(kind)>, grid, dim3(kMergeThreads), 0,
                        static_cast<hipStream_t>(stream), static_cast<const Code*>(a), lse_a,
                        static_cast<const Code*>(b), lse_b, static_cast<Code*>(out), lse, rows,
                        width);
