@@ -11,20 +11,25 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
 from mla_ops import _compiled, checks
+from mla_ops.backends import aiter_choice, aiter_release
+from mla_ops.plan_spec import KINDS
 
 logger = logging.getLogger("mla_ops")
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FN, FNUZ = checks.FLOAT8
 ANY_DTYPE = frozenset((*checks.WIDE, *checks.FLOAT8))
+
+
+NO_PLAN = "none"
 
 
 class Problem(NamedTuple):
@@ -41,6 +46,8 @@ class Problem(NamedTuple):
     causal: bool
     lse: bool
     cache_over_4_gib: bool
+    even_rows: bool = True  # of the cache: one distance from each to the next, in whole 16 bytes
+    plan: str = NO_PLAN  # or the kind of the plan that the call comes with
 
 
 @dataclass(frozen=True)
@@ -60,8 +67,12 @@ class Row:
     causal: frozenset[bool] = frozenset((True, False))
     lse: frozenset[bool] = frozenset((True, False))
     cache_over_4_gib: bool = True
+    uneven_rows: bool = True
+    plan: frozenset[str] = frozenset((NO_PLAN, "native"))
     # Why the kernel is not there at all, or None where it is.
     missing: Callable[[], str | None] = field(default=lambda: None)
+    # What has to be done before the first call, and why it cannot be; None where it can.
+    prepare: Callable[[], str | None] = field(default=lambda: None)
 
     def refuses(self, problem: Problem) -> str | None:
         """Return why this row does not take the problem, or None where it does."""
@@ -78,6 +89,7 @@ class Row:
             ("width", self.width, problem.width),
             ("causal", self.causal, problem.causal),
             ("lse", self.lse, problem.lse),
+            ("plan", self.plan, problem.plan),
         )
         for name, want, got in wants:
             # Not `got in want`: a symbolic size has no hash.
@@ -87,6 +99,11 @@ class Row:
             return f"{name} must be {_text(want)}, got {_text(got)}"
         if problem.cache_over_4_gib and not self.cache_over_4_gib:
             return "the cache must be at most 4 GiB, got a larger one"
+        if not problem.even_rows and not self.uneven_rows:
+            return (
+                "the cache's rows must lie evenly and at multiples of 16 bytes, got others "
+                f"(pages of {problem.page_size})"
+            )
         return None
 
     def is_for(self, arch: str) -> bool:
@@ -112,24 +129,57 @@ def _planned(what: str) -> Callable[[], str | None]:
 
 
 def _aiter(
-    arch: str, kernel: str, q: torch.dtype, cache: torch.dtype, heads: int, q_len: int, lse: bool
+    arch: str, kernel: str, q: torch.dtype, cache: torch.dtype, q_lens: tuple[int, ...]
 ) -> Row:
     return Row(
         backend="aiter",
         kernel=kernel,
-        reason="aiter's assembly kernel (mla_asm.csv, 2026-08)",
+        reason="aiter's assembly kernel",
         arch=frozenset((arch,)),
         q_dtype=frozenset((q,)),
         cache_dtype=frozenset((cache,)),
-        heads=frozenset((heads,)),
-        q_len=frozenset((q_len,)),
+        q_len=frozenset(q_lens),
         kv_lora_rank=512,
         width=576,
-        causal=frozenset((True,)),
-        lse=frozenset((False, lse)),
+        # One query token sees everything either way.
+        causal=frozenset((True, False) if q_lens == (1,) else (True,)),
         cache_over_4_gib=False,
-        missing=_planned("the aiter backend"),
+        uneven_rows=False,
+        plan=frozenset((NO_PLAN, "aiter")),
+        missing=aiter_release.missing
+        if q_lens == (1,)
+        else aiter_release.missing_for_several_tokens,
+        prepare=aiter_release.importing,
     )
+
+
+def _rounding(row: Row) -> Row:
+    """The same for bfloat16 queries that are rounded to float8 first."""
+    return replace(
+        row,
+        q_dtype=frozenset((BF16,)),
+        reason="aiter's assembly kernel, q rounded to float8",
+        missing=lambda: _ROUNDING_UNASKED if not aiter_choice.rounding_allowed() else row.missing(),
+    )
+
+
+_ROUNDING_UNASKED = "MLA_OPS_AITER_Q must be fp8 for queries to be rounded to float8, got bf16"
+
+
+def _aiter_rows(arch: str, float8: torch.dtype) -> list[Row]:
+    """Kernels for groups of 16 heads, which any number of heads is padded to; named after aiter's
+    (hsa/*/mla/mla_asm.csv, 2026-08): bits of q and of the cache, query tokens. Three tokens are
+    padded to four."""
+    a8w8 = [
+        _aiter(arch, f"mla_a8w8_qh16_qseqlen{most}_ps", float8, float8, q_lens)
+        for most, q_lens in ((1, (1,)), (2, (2,)), (4, (3, 4)))
+    ]
+    rest = [
+        _aiter(arch, f"mla_{name}_qh16_ps", BF16, cache, q_lens)
+        for name, cache in (("a16w8", float8), ("a16w16", BF16))
+        for q_lens in ((1,), (2, 3, 4))
+    ]
+    return [*a8w8, *map(_rounding, a8w8), *rest]
 
 
 NATIVE_GPUS = frozenset(
@@ -137,16 +187,11 @@ NATIVE_GPUS = frozenset(
 )
 
 TABLE: tuple[Row, ...] = (
-    _aiter("gfx942", "mla_a8w8_qh16_qseqlen1_gqaratio16_ps", FNUZ, FNUZ, 16, 1, False),
-    _aiter("gfx942", "mla_a8w8_qh16_qseqlen2_gqaratio16_ps", FNUZ, FNUZ, 16, 2, False),
-    _aiter("gfx942", "mla_a8w8_qh16_qseqlen4_gqaratio16_ps", FNUZ, FNUZ, 16, 4, False),
-    _aiter("gfx942", "mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps", BF16, FNUZ, 16, 4, False),
-    _aiter("gfx942", "mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_ps", BF16, BF16, 16, 4, False),
-    _aiter("gfx950", "mla_a8w8_qh16_qseqlen1_gqaratio16_ps", FN, FN, 16, 1, True),
-    _aiter("gfx950", "mla_a8w8_qh16_qseqlen2_gqaratio16_ps", FN, FN, 16, 2, False),
-    _aiter("gfx950", "mla_a8w8_qh16_qseqlen4_gqaratio16_ps", FN, FN, 16, 4, True),
-    _aiter("gfx950", "mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps", BF16, FN, 16, 4, False),
-    _aiter("gfx950", "mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_ps", BF16, BF16, 16, 4, True),
+    *(
+        row
+        for arch, float8 in (("gfx942", FNUZ), ("gfx950", FN))
+        for row in _aiter_rows(arch, float8)
+    ),
     Row(
         backend="native",
         kernel="csrc/hip/decode",
@@ -202,11 +247,14 @@ def _forced(backend: str) -> str:
 
 
 def _first_fit(problem: Problem, forced: str) -> Decision:
+    """Choose for a call that will follow: what a row has to prepare is done here."""
     # Of several rows of a backend, those for this architecture give the better reason.
     refusals: dict[tuple[str, bool], str] = {}
     nearest: Decision | None = None
     for row in TABLE:
         refusal = row.refuses(problem)
+        if refusal is None and forced in ("auto", row.backend):
+            refusal = row.prepare()
         if refusal is not None:
             refusals.setdefault((row.backend, row.is_for(problem.arch)), refusal)
         elif forced in ("auto", row.backend):
@@ -234,20 +282,54 @@ _decisions: dict[tuple[object, ...], Decision] = {}
 
 
 def decide(
-    q: Tensor, kv_cache: Tensor, kv_lora_rank: int, causal: bool, lse: bool, backend: str
+    q: Tensor,
+    kv_cache: Tensor,
+    kv_lora_rank: int,
+    causal: bool,
+    lse: bool,
+    backend: str,
+    plan_spec: Sequence[int] | None = None,
 ) -> Decision:
-    """Choose for a checked call. One lookup from the second call of a kind on."""
+    """Choose for a checked call. One lookup from the second call of a kind on.
+
+    A plan decides for the backend it was made for.
+    """
+    plan = NO_PLAN if plan_spec is None else KINDS[plan_spec[0]]
+    return decide_for(q.device, q, kv_cache, kv_lora_rank, causal, lse, backend, plan)
+
+
+def _rows_are_even(kv_cache: Tensor) -> bool:
+    page, row, itemsize = kv_cache.stride(0), kv_cache.stride(1), kv_cache.element_size()
+    if row <= 0 or page % row != 0:
+        return False
+    return bool(row * itemsize % 16 == 0 and kv_cache.storage_offset() * itemsize % 16 == 0)
+
+
+def decide_for(
+    device: torch.device,
+    q: Tensor,
+    kv_cache: Tensor,
+    kv_lora_rank: int,
+    causal: bool,
+    lse: bool,
+    backend: str,
+    plan: str = NO_PLAN,
+) -> Decision:
+    """Choose for a problem on a device; of q only shape and dtype count."""
     _, q_len, heads, width = q.shape
     sizes = (heads, q_len, kv_cache.shape[1], kv_lora_rank, width, causal, lse)
-    over_4_gib = kv_cache.numel() * kv_cache.element_size() > 1 << 32  # nbytes: not symbolic
-    key = (q.device, q.dtype, kv_cache.dtype, sizes, over_4_gib, backend, _from_environment())
+    # Not nbytes: that is not symbolic. What lies between the first byte and the last counts.
+    span = kv_cache.shape[0] * kv_cache.stride(0) * kv_cache.element_size()
+    layout = (span > 1 << 32, _rows_are_even(kv_cache), plan)
+    asked = (backend, _from_environment(), os.environ.get("MLA_OPS_AITER_Q"))
+    key = (device, q.dtype, kv_cache.dtype, sizes, layout, asked)
     try:
         return _decisions[key]
     except KeyError:
         known = True
     except TypeError:  # symbolic sizes have no hash
         known = False
-    problem = Problem(arch_of(q.device), q.dtype, kv_cache.dtype, *sizes, over_4_gib)
+    problem = Problem(arch_of(device), q.dtype, kv_cache.dtype, *sizes, *layout)
     decision = _first_fit(problem, _forced(backend))
     if known:
         _decisions[key] = decision
