@@ -73,6 +73,8 @@ class Row:
     missing: Callable[[], str | None] = field(default=lambda: None)
     # What has to be done before the first call, and why it cannot be; None where it can.
     prepare: Callable[[], str | None] = field(default=lambda: None)
+    # Why it is not used for what it takes, or None where it is.
+    distrusted: Callable[[], str | None] = field(default=lambda: None)
 
     def refuses(self, problem: Problem) -> str | None:
         """Return why this row does not take the problem, or None where it does."""
@@ -80,6 +82,12 @@ class Row:
             return f"arch must be {_text(self.arch)}, got {problem.arch}"
         if (missing := self.missing()) is not None:
             return missing
+        if misfits := self.misfits(problem):
+            return misfits[0]
+        return self.distrusted()
+
+    def misfits(self, problem: Problem) -> list[str]:
+        """Return every way in which the problem is not one for this kernel."""
         wants: tuple[tuple[str, object, object], ...] = (
             ("q", self.q_dtype, problem.q_dtype),
             ("cache", self.cache_dtype, problem.cache_dtype),
@@ -91,20 +99,20 @@ class Row:
             ("lse", self.lse, problem.lse),
             ("plan", self.plan, problem.plan),
         )
+        found = []
         for name, want, got in wants:
             # Not `got in want`: a symbolic size has no hash.
             wanted = want if isinstance(want, frozenset) else (want,)
-            if want is None or any(got == one for one in wanted):
-                continue
-            return f"{name} must be {_text(want)}, got {_text(got)}"
+            if want is not None and not any(got == one for one in wanted):
+                found.append(f"{name} must be {_text(want)}, got {_text(got)}")
         if problem.cache_over_4_gib and not self.cache_over_4_gib:
-            return "the cache must be at most 4 GiB, got a larger one"
+            found.append("the cache must be at most 4 GiB, got a larger one")
         if not problem.even_rows and not self.uneven_rows:
-            return (
+            found.append(
                 "the cache's rows must lie evenly and at multiples of 16 bytes, got others "
                 f"(pages of {problem.page_size})"
             )
-        return None
+        return found
 
     def is_for(self, arch: str) -> bool:
         return self.arch is None or arch in self.arch
@@ -159,7 +167,9 @@ def _rounding(row: Row) -> Row:
         row,
         q_dtype=frozenset((BF16,)),
         reason="aiter's assembly kernel, q rounded to float8",
-        missing=lambda: _ROUNDING_UNASKED if not aiter_choice.rounding_allowed() else row.missing(),
+        distrusted=lambda: (
+            row.distrusted() if aiter_choice.rounding_allowed() else _ROUNDING_UNASKED
+        ),
     )
 
 
@@ -170,16 +180,32 @@ def _aiter_rows(arch: str, float8: torch.dtype) -> list[Row]:
     """Kernels for groups of 16 heads, which any number of heads is padded to; named after aiter's
     (hsa/*/mla/mla_asm.csv, 2026-08): bits of q and of the cache, query tokens. Three tokens are
     padded to four."""
-    a8w8 = [
-        _aiter(arch, f"mla_a8w8_qh16_qseqlen{most}_ps", float8, float8, q_lens)
-        for most, q_lens in ((1, (1,)), (2, (2,)), (4, (3, 4)))
+    rows = [
+        _aiter(arch, f"mla_{kernel}_ps", q, cache, q_lens)
+        for kernel, q, cache, q_lens in (
+            ("a8w8_qh16_qseqlen1", float8, float8, (1,)),
+            ("a8w8_qh16_qseqlen2", float8, float8, (2,)),
+            ("a8w8_qh16_qseqlen4", float8, float8, (3, 4)),
+            ("a16w8_qh16", BF16, float8, (1,)),
+            ("a16w8_qh16", BF16, float8, (2, 3, 4)),
+            ("a16w16_qh16", BF16, BF16, (1,)),
+            ("a16w16_qh16", BF16, BF16, (2,)),
+            ("a16w16_qh16", BF16, BF16, (3, 4)),
+        )
     ]
-    rest = [
-        _aiter(arch, f"mla_{name}_qh16_ps", BF16, cache, q_lens)
-        for name, cache in (("a16w8", float8), ("a16w16", BF16))
-        for q_lens in ((1,), (2, 3, 4))
-    ]
-    return [*a8w8, *map(_rounding, a8w8), *rest]
+    if arch == "gfx950":
+        rows = [
+            replace(row, distrusted=lambda: _WRONG_FROM_THE_THIRD)
+            if row.q_len == {3, 4} else row
+            for row in rows
+        ]
+    return [*map(_rounding, (row for row in rows if "a8w8" in row.kernel)), *rows]
+
+
+_WRONG_FROM_THE_THIRD = (
+    "aiter's kernels of 2026-08 for it, executed in build_tools/cdna, got the third and fourth query "
+    "token wrong for some lengths (docs/amd.md)"
+)
 
 
 NATIVE_GPUS = frozenset(
@@ -248,22 +274,24 @@ def _forced(backend: str) -> str:
 
 def _first_fit(problem: Problem, forced: str) -> Decision:
     """Choose for a call that will follow: what a row has to prepare is done here."""
-    # Of several rows of a backend, those for this architecture give the better reason.
-    refusals: dict[tuple[str, bool], str] = {}
+    # Of several rows of a backend the reason is that of the one that would have to change least.
+    refusals: list[tuple[int, str]] = []
     nearest: Decision | None = None
     for row in TABLE:
         refusal = row.refuses(problem)
         if refusal is None and forced in ("auto", row.backend):
             refusal = row.prepare()
         if refusal is not None:
-            refusals.setdefault((row.backend, row.is_for(problem.arch)), refusal)
+            if row.backend == forced:
+                far = 0 if row.is_for(problem.arch) else 1 << 10
+                refusals.append((len(row.misfits(problem)) + far, refusal))
         elif forced in ("auto", row.backend):
             decision = Decision(row.backend, row.kernel, row.reason)
             logger.info("%s -> %s (%s: %s)", describe(problem), *decision)
             return decision
         elif nearest is None:
             nearest = Decision(row.backend, row.kernel, row.reason)
-    reason = refusals.get((forced, True)) or refusals.get((forced, False))
+    _, reason = min(refusals, key=lambda refusal: refusal[0])
     instead = "nothing can" if nearest is None else f"the nearest that can is {nearest.backend!r}"
     raise ValueError(f"backend {forced!r} cannot serve {describe(problem)}: {reason}; {instead}")
 

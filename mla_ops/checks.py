@@ -161,6 +161,7 @@ def decode(
     plan: Tensor | None,
     plan_spec: Sequence[int] | None,
     backend: str,
+    want_lse: bool = False,
 ) -> None:
     tensors(q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens)
     _dim("q", q, "[batch, q_len, heads, width]", 4)
@@ -199,10 +200,12 @@ def decode(
         if any(a != b for a, b in zip(made_for, needed, strict=True)):
             _value("plan", f"made for [batch, q_len, heads] = {needed}", made_for)
         if plan_spec[0] == AITER:
-            _aiter_plan(AiterPlanSpec(*plan_spec), q, kv_cache)
+            _aiter_plan(AiterPlanSpec(*plan_spec), q, kv_cache, want_lse)
 
 
-def _aiter_plan(spec: AiterPlanSpec, q: Tensor, kv_cache: Tensor) -> None:
+def _aiter_plan(spec: AiterPlanSpec, q: Tensor, kv_cache: Tensor, want_lse: bool) -> None:
+    if want_lse and not spec.lse:
+        _value("plan", "made with return_lse=True", "one without")
     dtypes = [DTYPES[spec.q_dtype], DTYPES[spec.cache_dtype]]
     needed = [q.dtype, kv_cache.dtype]
     if dtypes != needed:
@@ -284,7 +287,7 @@ def plan_spec(spec: Sequence[int]) -> None:
         "unit_capacity": (batch, INT32_MAX),
         "granularity": (1, INT32_MAX),
         "max_splits": (-1, INT32_MAX),
-        "token_capacity": (batch, INT32_MAX),
+        "pitch": (1, INT32_MAX),
         "page_size": (1, INT32_MAX),
         "page_rows": (1, INT32_MAX),
         "q_dtype": (0, len(DTYPES) - 1),
@@ -367,10 +370,10 @@ def plan(seq_lens: Tensor, block_table: Tensor, spec: Sequence[int]) -> None:
     _device(seq_lens, block_table=block_table)
     if spec[0] == AITER:
         made_for = AiterPlanSpec(*spec)
-        tokens = block_table.shape[0] * block_table.shape[1] * made_for.page_size
-        if tokens > made_for.token_capacity:
-            what = f"of at most {made_for.token_capacity} tokens, which the plan has room for"
-            _value("block_table", what, f"one of {tokens}")
+        tokens = block_table.shape[1] * made_for.page_size
+        if tokens > made_for.pitch:
+            what = f"for sequences of at most {made_for.pitch} tokens, as the plan is"
+            _value("block_table", what, f"one for {tokens}")
 
 
 def quantize_fp8(

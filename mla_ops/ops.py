@@ -113,6 +113,7 @@ def _check_decode(
         plan,
         plan_spec,
         backend,
+        want_lse,
     )
     capability.decide(q, kv_cache, kv_lora_rank, causal, want_lse, backend, plan_spec)
 

@@ -37,7 +37,7 @@ class AiterPlanSpec(NamedTuple):
     workers: int  # work-groups that share the work, one on each compute unit
     granularity: int  # tokens; sequences are cut at multiples of it
     max_splits: int  # pieces for each sequence, as a budget of the whole batch; -1: no limit
-    token_capacity: int
+    pitch: int  # token indices that each sequence has room for
     page_size: int
     page_rows: int  # rows of the cache from one page to the next; page_size where it has no gaps
     q_dtype: int  # index into checks.DTYPES
@@ -83,7 +83,7 @@ class AiterPlanSpec(NamedTuple):
             "reduce_indptr": self.tiles + 1,
             "reduce_final_map": 2 * self.tiles,
             "reduce_partial_map": self.partials,
-            "token_indices": self.token_capacity,
+            "token_indices": self.batch * self.pitch,
         }
 
 

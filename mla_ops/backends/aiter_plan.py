@@ -25,6 +25,12 @@ from mla_ops.plan_spec import AITER, GROUP_HEADS, AiterPlanSpec, aligned
 # Columns of work_info (contract of aiter's csrc/include/mla.h).
 BATCH, PARTIAL_ROW, KV_START, KV_END = 0, 1, 4, 6  # KV_END: behind the two columns of the range
 
+# Tokens: each sequence's indices begin at a multiple of 256 bytes.
+PITCH = 64
+
+# Offsets of 2 GiB into the token indices.
+MOST_INDICES = 1 << 29
+
 
 class Parts:
     """The sections of a plan tensor, as views."""
@@ -80,17 +86,18 @@ def spec_for(
         workers=1,
         granularity=choice.granularity,
         max_splits=choice.max_splits,
-        token_capacity=batch * max(1, columns * page_size),
+        pitch=-(-max(1, columns * page_size) // PITCH) * PITCH,
         page_size=page_size,
         page_rows=page_rows(kv_cache),
         q_dtype=checks.DTYPES.index(q_dtype),
         cache_dtype=checks.DTYPES.index(kv_cache.dtype),
         lse=int(lse),
     )
-    if spec.token_capacity * spec.groups > checks.INT32_MAX:
+    if batch * spec.pitch > MOST_INDICES or spec.tiles * spec.pitch > checks.INT32_MAX:
         raise ValueError(
-            f"batch * pages * page_size * groups of 16 heads must be at most {checks.INT32_MAX} "
-            f"for a plan of aiter, got {spec.token_capacity * spec.groups}"
+            f"batch * pages * page_size must be at most {MOST_INDICES}, and {checks.INT32_MAX} "
+            f"times the groups of 16 heads, for a plan of aiter, got {batch * spec.pitch} and "
+            f"{spec.tiles * spec.pitch}"
         )
     if batch == 0:
         return spec
@@ -144,14 +151,11 @@ def page_rows(kv_cache: Tensor) -> int:
     return kv_cache.stride(0) // kv_cache.stride(1)
 
 
-def fill(
-    seq_lens: Tensor, block_table: Tensor, plan_spec: Sequence[int], plan: Tensor
-) -> None:
+def fill(seq_lens: Tensor, block_table: Tensor, plan_spec: Sequence[int], plan: Tensor) -> None:
     """Write a plan: torch ops and aiter's planner, on the current stream, without a host sync.
 
-    The token indices are made by torch's own kernels, about ten small ones for a step of all
-    layers: a kernel of ours would save launches and temporaries of four times `token_capacity`
-    integers, and no more.
+    The token indices are made by torch's own kernels, for a step of all layers; a kernel of ours
+    would save half a dozen launches and temporaries of the size of the indices, and no more.
     """
     spec = AiterPlanSpec(*plan_spec)
     if spec.batch == 0:
@@ -161,50 +165,40 @@ def fill(
     # unwritten. So every sequence has a token; decode overwrites what comes of it.
     most = max(1, block_table.shape[1] * spec.page_size)
     lengths = seq_lens.clamp(1, most)
-    starts = _running_sum(lengths)
-    _expand(parts.token_indices, seq_lens, block_table, starts, spec)
+    _expand(parts.token_indices.view(spec.batch, spec.pitch), seq_lens, block_table, spec)
+    parts.kv_indptr[:1] = 0
     folded = lengths.repeat_interleave(spec.groups)
-    parts.kv_indptr.copy_(_running_sum(folded))
-    steps = torch.arange(spec.tiles + 1, dtype=torch.int32, device=plan.device)
-    parts.qo_indptr.copy_(steps * spec.kernel_q_len)
+    torch.cumsum(folded, 0, dtype=torch.int32, out=parts.kv_indptr[1:])
+    tile = torch.arange(spec.tiles + 1, dtype=torch.int32, device=plan.device)
+    parts.qo_indptr.copy_(tile * spec.kernel_q_len)
     parts.ones.fill_(1)
     _metadata(parts, spec)
-    batch = parts.work_info[:, BATCH].clamp(0, spec.tiles - 1)  # rows not in use hold anything
-    if spec.groups > 1:
-        group_of = steps[:-1] // spec.groups
-        shift = parts.kv_indptr[:-1] - starts[group_of]
-        parts.work_info[:, KV_START:KV_END] -= shift[batch][:, None]
+    info = parts.work_info
+    # aiter's planner lays the tokens of its sequences end to end; ours are `pitch` apart.
+    moved = tile[:-1] // spec.groups * spec.pitch - parts.kv_indptr[:-1]
+    batch = info[:, BATCH].clamp(0, spec.tiles - 1)  # rows that are not in use hold anything
+    info[:, KV_START:KV_END] += moved[batch][:, None]
     if spec.lse:
         # The kernels write no LSE for a sequence in one piece. As a partial result it has one.
-        rows = (spec.partials + batch) * spec.kernel_q_len
-        whole = parts.work_info[:, PARTIAL_ROW] < 0
-        parts.work_info[:, PARTIAL_ROW] = torch.where(
-            whole, rows, parts.work_info[:, PARTIAL_ROW]
-        )
-
-
-def _running_sum(lengths: Tensor) -> Tensor:
-    out = lengths.new_zeros(lengths.shape[0] + 1)
-    torch.cumsum(lengths, 0, dtype=torch.int32, out=out[1:])
-    return out
+        row = (spec.partials + batch) * spec.kernel_q_len
+        info[:, PARTIAL_ROW] = torch.where(info[:, PARTIAL_ROW] < 0, row, info[:, PARTIAL_ROW])
 
 
 def _expand(
-    indices: Tensor, seq_lens: Tensor, block_table: Tensor, starts: Tensor, spec: AiterPlanSpec
+    indices: Tensor, seq_lens: Tensor, block_table: Tensor, spec: AiterPlanSpec
 ) -> None:
-    """Write the cache row of every token, sequence after sequence; row 0 for the token that stands
-    in for an empty sequence, and behind the last."""
+    """Write the cache row of every token, [B, pitch].
+
+    Row 0 stands behind a sequence's end, and for the one token of an empty sequence.
+    """
     columns = block_table.shape[1]
     if columns == 0:
         indices.zero_()
         return
-    position = torch.arange(spec.token_capacity, dtype=torch.int32, device=indices.device)
-    sequence = torch.searchsorted(starts[1:], position, right=True, out_int32=True)
-    sequence = sequence.clamp(max=spec.batch - 1)
-    offset = position - starts[sequence]
-    column = (offset // spec.page_size).clamp(max=columns - 1)
-    row = block_table[sequence, column] * spec.page_rows + offset % spec.page_size
-    indices.copy_(row.masked_fill_(offset >= seq_lens[sequence], 0))
+    token = torch.arange(spec.pitch, dtype=torch.int32, device=indices.device)
+    page = block_table[:, (token // spec.page_size).clamp(max=columns - 1)]
+    rows = page * spec.page_rows + token % spec.page_size
+    indices.copy_(rows.masked_fill_(token >= seq_lens[:, None], 0))
 
 
 def _metadata(parts: Parts, spec: AiterPlanSpec) -> None:

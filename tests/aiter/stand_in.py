@@ -299,7 +299,7 @@ def installed(
     now = type(sys)("stand_in_now")
     now.current = stand_in  # type: ignore[attr-defined]
     write_package(folder, release)
-    arch_of = capability.arch_of
+    arch_of, before = capability.arch_of, sys.modules.get("stand_in_now", now)
     sys.modules["stand_in_now"] = now
     sys.path.insert(0, str(folder))
     capability.arch_of = lambda device: arch  # type: ignore[assignment]
@@ -309,5 +309,5 @@ def installed(
     finally:
         capability.arch_of = arch_of
         sys.path.remove(str(folder))
-        del sys.modules["stand_in_now"]
+        sys.modules["stand_in_now"] = before
         forget()
