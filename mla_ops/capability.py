@@ -195,8 +195,7 @@ def _aiter_rows(arch: str, float8: torch.dtype) -> list[Row]:
     ]
     if arch == "gfx950":
         rows = [
-            replace(row, distrusted=lambda: _WRONG_FROM_THE_THIRD)
-            if row.q_len == {3, 4} else row
+            replace(row, distrusted=lambda: _WRONG_FROM_THE_THIRD) if row.q_len == {3, 4} else row
             for row in rows
         ]
     return [*map(_rounding, (row for row in rows if "a8w8" in row.kernel)), *rows]

@@ -98,7 +98,9 @@ def plan(
         checks.plan_cache(kv_cache, page_size, q_dtype)
         for_aiter = _for_aiter(kv_cache, q_dtype, num_heads, q_len, return_lse, backend)
         if for_aiter and not batch_invariant:
-            return _aiter_plan(seq_lens, block_table, kv_cache, q_dtype, num_heads, q_len, return_lse)
+            return _aiter_plan(
+                seq_lens, block_table, kv_cache, q_dtype, num_heads, q_len, return_lse
+            )
     if backend == "aiter":
         wrong = "with batch_invariant=True" if batch_invariant else "without one"
         raise ValueError(

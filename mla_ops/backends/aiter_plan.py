@@ -184,9 +184,7 @@ def fill(seq_lens: Tensor, block_table: Tensor, plan_spec: Sequence[int], plan: 
         info[:, PARTIAL_ROW] = torch.where(info[:, PARTIAL_ROW] < 0, row, info[:, PARTIAL_ROW])
 
 
-def _expand(
-    indices: Tensor, seq_lens: Tensor, block_table: Tensor, spec: AiterPlanSpec
-) -> None:
+def _expand(indices: Tensor, seq_lens: Tensor, block_table: Tensor, spec: AiterPlanSpec) -> None:
     """Write the cache row of every token, [B, pitch].
 
     Row 0 stands behind a sequence's end, and for the one token of an empty sequence.

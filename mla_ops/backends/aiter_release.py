@@ -198,7 +198,8 @@ def _found() -> _State:
         spec = importlib.util.find_spec("aiter")
     except (ImportError, ValueError) as error:
         return _State(None, f"aiter cannot be looked for: {error}")
-    if spec is None or not spec.submodule_search_locations:
+    # A folder that happens to be called aiter has no origin.
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
         return _State(None, "aiter is not installed")
     package = Path(next(iter(spec.submodule_search_locations)))
     try:

@@ -191,9 +191,11 @@ def test_limits_of_indices(install: Install) -> None:
 def test_a_release_that_wants_more_room_is_refused(install: Install) -> None:
     there = install("gfx942")
     info = there.get_mla_metadata_info_v1
-    there.get_mla_metadata_info_v1 = lambda **kw: [  # type: ignore[method-assign]
-        (shape if not isinstance(shape, tuple) else (shape[0] + 1, *shape[1:]), dtype)
-        for shape, dtype in info(**kw)
-    ]
+    there.get_mla_metadata_info_v1 = (
+        lambda **kw: [  # type: ignore[method-assign]
+            (shape if not isinstance(shape, tuple) else (shape[0] + 1, *shape[1:]), dtype)
+            for shape, dtype in info(**kw)
+        ]
+    )
     with pytest.raises(RuntimeError, match="must need at most .* integers of work_info"):
         plan_for(make(CASE))

@@ -33,9 +33,7 @@ CUT = Case(lengths=(900, 0, 300, 65), page_size=16)
 
 
 @pytest.mark.parametrize(("arch", "kind", "q_len"), served(), ids=str)
-def test_every_kernel_on_a_ragged_batch(
-    arch: str, kind: str, q_len: int, install: Install
-) -> None:
+def test_every_kernel_on_a_ragged_batch(arch: str, kind: str, q_len: int, install: Install) -> None:
     there = install(arch)
     run_and_judge(kind, arch, Case(lengths=RAGGED, q_len=q_len, page_size=7))
     assert sum(there.kernels.values()) == there.calls["mla_reduce_v1"] == 2
@@ -127,7 +125,9 @@ def test_an_empty_cache(install: Install) -> None:
     problem = make(case)
     problem = problem._replace(kv_cache=problem.kv_cache[:0])
     out, lse = decode(problem, return_lse=True)
-    assert torch.equal(out, torch.zeros_like(out)) and torch.equal(lse, torch.full_like(lse, -torch.inf))
+    assert torch.equal(out, torch.zeros_like(out)) and torch.equal(
+        lse, torch.full_like(lse, -torch.inf)
+    )
     assert not there.kernels
 
 
