@@ -202,8 +202,8 @@ def _aiter_rows(arch: str, float8: torch.dtype) -> list[Row]:
 
 
 _WRONG_FROM_THE_THIRD = (
-    "aiter's kernels of 2026-08 for it, executed in build_tools/cdna, got the third and fourth query "
-    "token wrong for some lengths (docs/amd.md)"
+    "aiter's kernels of 2026-08 for it, executed in build_tools/cdna, got the third and fourth "
+    "query token wrong for some lengths (docs/amd.md)"
 )
 
 
@@ -418,15 +418,24 @@ def supports(**question: Unpack[Question]) -> bool:
 
     Raises ValueError or TypeError for what no decode takes: 129 heads, an unknown backend.
     """
+    return answer(**question) is not None
+
+
+def answer(**question: Unpack[Question]) -> Decision | None:
+    """Return what the table chooses for a `Question`, or None where nothing can serve it; without
+    running anything. Raises as `supports` does."""
     problem, forced = _problem(question)
-    return any(row.refuses(problem) is None and forced in ("auto", row.backend) for row in TABLE)
+    for row in TABLE:
+        if forced in ("auto", row.backend) and row.refuses(problem) is None:
+            return Decision(row.backend, row.kernel, row.reason)
+    return None
 
 
 def explain(**question: Unpack[Question]) -> str:
     """Return the table's answer to a `Question`: what serves, what does not, and why.
 
     Of a backend's kernels for other architectures only the first is shown, and only where it has
-    none for this one. Raises as `supports` does.
+    none for this one. For AMD's it says what was found of aiter. Raises as `supports` does.
     """
     problem, forced = _problem(question)
     chosen = False
@@ -446,4 +455,6 @@ def explain(**question: Unpack[Question]) -> str:
             verdict = f"could too: {row.reason}" if chosen else f"SERVES: {row.reason}"
             chosen = True
         lines.append(f"  {row.backend:7} {row.kernel}: {verdict}")
+    if any(row.backend == "aiter" and row.is_for(problem.arch) for row in TABLE):
+        lines += [f"  note: {note}" for note in aiter_release.notes()]
     return "\n".join(lines)

@@ -1,11 +1,11 @@
 """Split scheduling: how the tokens of a batch are shared out among workers (`csrc/schedule.h` has
 the rule).
 
-A plan is one int32 tensor. For the native and torch backends it is `first_unit[B + 1]`: a sequence of
-L tokens is max(1, ceil(L / unit_tokens)) units, and first_unit[b] counts the units before sequence
-b. For aiter it holds aiter's metadata and token indices (`backends/aiter_plan.py`). It holds
-offsets, never addresses, so a graph may copy it. The integers of its spec travel beside it on the
-host: a plan for another problem is refused without reading the device.
+A plan is one int32 tensor. For the native and torch backends it is `first_unit[B + 1]`: a sequence
+of L tokens is max(1, ceil(L / unit_tokens)) units, and first_unit[b] counts the units before
+sequence b. For aiter it holds aiter's metadata and token indices (`backends/aiter_plan.py`). It
+holds offsets, never addresses, so a graph may copy it. The integers of its spec travel beside it on
+the host: a plan for another problem is refused without reading the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decode on aiter's persistent assembly kernels (MI300X, MI355X).
 
-One decode is [queries to float8, where they are to be] -> a plan, unless the caller has one -> stage
-1 -> reduce -> rows that see nothing. All on the current stream, with no host sync; every buffer is
-torch's, so a captured graph owns them.
+One decode is [queries to float8, where they are to be] -> a plan, unless the caller has one ->
+stage 1 -> reduce -> rows that see nothing. All on the current stream, with no host sync; every
+buffer is torch's, so a captured graph owns them.
 
 Nothing that aiter would abort on, or do wrong without a word, comes this far: `capability.py` sends
 it elsewhere. What remains is made the same for all: contiguous groups of 16 heads, of 1, 2 or 4

@@ -1,9 +1,9 @@
 """Which aiter is installed, and how its functions want to be called.
 
 aiter's signatures changed incompatibly five times in a year, twice so that a call by position goes
-wrong without a word. So each release is called by what its own source says: `aiter/ops/attention.py`
-is parsed, not imported (what it exports are wrappers without signatures), once. A parameter that is
-not known here is a reason to leave that release alone, and is named.
+wrong without a word. So each release is called by what its own source says: its
+`ops/attention.py` is parsed, not imported (what it exports are wrappers without signatures), once.
+A parameter that is not known here is a reason to leave that release alone, and is named.
 
 Required arguments are passed by position, in the release's own order, for the compiled functions
 have other names than their declarations (`work_metadata` is `work_meta_data` below); optional ones
@@ -17,6 +17,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,7 +185,10 @@ class Release:
             for call in (self.info, self.metadata, self.stage1, self.reduce):
                 call.implementation = getattr(module, call.function)
         except Exception as error:  # RuntimeError where ROCm is not there, and anything else
-            raise Unsupported(f"importing it failed: {type(error).__name__}: {error}") from error
+            raise Unsupported(
+                f"importing it failed: {type(error).__name__}: {error} (after an upgrade, what an "
+                "older one compiled may be in the way: empty AITER_JIT_DIR, or ~/.aiter)"
+            ) from error
 
 
 class _State(NamedTuple):
@@ -254,6 +258,22 @@ def get() -> Release:
     if state.release is None:
         raise RuntimeError(f"expected an aiter that can be used: {state.reason}")
     return state.release
+
+
+def notes() -> list[str]:
+    """Return what was found, and what of its surroundings costs time, for `explain`."""
+    release = _found().release
+    if release is None:
+        return []
+    state = "imported" if _loaded.cache_info().currsize else "not imported yet"
+    notes = [f"aiter in {release.package}, {state}"]
+    if os.environ.get("HIP_FORCE_DEV_KERNARG") != "1":
+        # It is read when HIP starts, so setting it here would be too late, or behind one's back.
+        notes.append(
+            "HIP_FORCE_DEV_KERNARG must be 1 in the environment before Python starts for kernel "
+            f"arguments in device memory, got {os.environ.get('HIP_FORCE_DEV_KERNARG')!r}"
+        )
+    return notes
 
 
 def forget() -> None:

@@ -23,7 +23,7 @@ import stand_in  # noqa: E402
 
 @pytest.fixture
 def install(tmp_path: Path) -> Iterator[Callable[..., stand_in.StandIn]]:
-    """`install(arch, release, workers)`; what torch leaves uninitialised is NaN, or a huge number."""
+    """`install(arch, release, workers)`; what torch leaves uninitialised is NaN or huge."""
     with ExitStack() as stack, np.errstate(all="ignore"):
         count = 0
 

@@ -292,8 +292,8 @@ def installed(
 ) -> Iterator[StandIn]:
     """A machine with that chip and that aiter, as far as mla_ops can see.
 
-    This is the one way to have `_decode_aiter` run on CPU tensors: `capability.arch_of` is replaced,
-    which no setting does.
+    This is the one way to have `_decode_aiter` run on CPU tensors: `capability.arch_of` is
+    replaced, which no setting does.
     """
     stand_in = StandIn(arch, release, workers)
     now = type(sys)("stand_in_now")

@@ -1,5 +1,5 @@
-"""What aiter's planner (`fast_mode=True`) and its sizes are, from reading: /csrc/kernels/mla/metadata
-of ROCm/aiter, tags v0.1.10.post2 to main of 2026-08. In plain Python, one sequence after the other.
+"""What aiter's planner (`fast_mode=True`) and its sizes are, from reading csrc/kernels/mla/metadata
+of ROCm/aiter, the wheel's to main of 2026-08. In plain Python, one sequence after the other.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def test_ours_cannot_produce_that_call(page_size: int, install: Install) -> None
 
 
 def test_what_the_seeds_tolerance_would_have_let_through(install: Install) -> None:
-    """At 8192 tokens, 5 % of numbers off by 0.1 passes an eighth of the context; our bar does not."""
+    """At 8192 tokens, 5 % of numbers off by 0.1 passes an eighth of the context. Ours does not."""
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(8192, 576, generator=generator).double()
     q = torch.randn(1, 16, 576, generator=generator).double()
