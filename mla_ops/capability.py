@@ -194,10 +194,9 @@ def _aiter_rows(arch: str, float8: torch.dtype) -> list[Row]:
         )
     ]
     if arch == "gfx950":
-        rows = [
-            replace(row, distrusted=lambda: _WRONG_FROM_THE_THIRD) if row.q_len == {3, 4} else row
-            for row in rows
-        ]
+        for i, row in enumerate(rows):
+            if "a16w8" not in row.kernel and row.q_len == frozenset((3, 4)):
+                rows[i] = replace(row, distrusted=lambda: _WRONG_FROM_THE_THIRD)
     return [*map(_rounding, (row for row in rows if "a8w8" in row.kernel)), *rows]
 
 

@@ -43,13 +43,9 @@ class Problem(NamedTuple):
     q_scale: Tensor | None
     kv_scale: Tensor | None
 
-    def scales(self) -> dict[str, Tensor | None]:
-        return {"q_scale": self.q_scale, "kv_scale": self.kv_scale}
-
     def error(self, got: Tensor) -> float:
         """Return the worst row's; infinity for NaN and for what should be 0 and is not."""
-        arguments = (self.q, self.kv_cache, self.block_table, self.seq_lens, SCALE)
-        want, _ = reference.decode(*arguments, **self.scales())
+        want, _ = reference.decode(*self[:4], SCALE, q_scale=self.q_scale, kv_scale=self.kv_scale)
         norm = want.norm(dim=-1)
         off = (got.double() - want).norm(dim=-1)
         relative = torch.where(norm > 0, off / norm, torch.where(off == 0, 0.0, torch.inf))
@@ -106,12 +102,10 @@ def _converted(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
 def run(subject: Subject, problem: Problem, with_plan: DecodePlan | None = None) -> Tensor:
     """Decode a problem on the subject's backend."""
     out = decode(
-        problem.q,
-        problem.kv_cache,
-        problem.block_table,
-        problem.seq_lens,
+        *problem[:4],
         SCALE,
-        **problem.scales(),
+        q_scale=problem.q_scale,
+        kv_scale=problem.kv_scale,
         plan=with_plan,
         backend=subject.backend,
     )

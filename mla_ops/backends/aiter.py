@@ -58,7 +58,7 @@ def decode(
         q, q_scale = torch.ops.mla.quantize_fp8(q, None, cache.dtype)
 
     missing_scale = None
-    if q.element_size() == 1 and spec.kernel_q_len == 4 and q_scale is not None:
+    if q_scale is not None and kv_scale is not None and spec.kernel_q_len == 4:
         # The a8w8 kernels for four tokens do not multiply their output by kv_scale (docs/amd.md).
         # Given as 1 it is missing in none, and is made up for below.
         missing_scale = kv_scale
