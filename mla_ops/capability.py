@@ -280,7 +280,7 @@ def _first_fit(problem: Problem, forced: str) -> Decision:
         if refusal is None and forced in ("auto", row.backend):
             refusal = row.prepare()
         if refusal is not None:
-            if row.backend == forced:
+            if forced in ("auto", row.backend):
                 far = 0 if row.is_for(problem.arch) else 1 << 10
                 refusals.append((len(row.misfits(problem)) + far, refusal))
         elif forced in ("auto", row.backend):

@@ -11,9 +11,6 @@ import torch
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 
-# Tokens that a kernel works on at a time. A cut elsewhere leaves part of a tile idle.
-TILE = 64
-
 
 class Shape(NamedTuple):
     """What a choice may depend on: known on the host before anything runs."""
@@ -34,7 +31,7 @@ class Choice(NamedTuple):
     max_splits: int
 
 
-DEFAULT = Choice(granularity=TILE, max_splits=-1)
+DEFAULT = Choice(granularity=32, max_splits=-1)
 
 # Set by whoever knows better for a shape; None from it means the default.
 tuned: Callable[[Shape], Choice | None] = lambda shape: None  # noqa: E731

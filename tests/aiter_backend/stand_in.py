@@ -11,6 +11,7 @@ import ast
 import importlib
 import json
 import math
+import os
 import struct
 import sys
 from collections import Counter
@@ -46,6 +47,15 @@ KERNELS = {
     ("a16w8", 4): "mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps",
     ("a16w16", 4): "mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_ps",
 }
+
+# Those of 2026-08, as csrc/py_itfs_cu/asm_mla.cu chooses them, where a checkout is at hand.
+CHECKOUT = os.environ.get("MLA_OPS_AITER_CHECKOUT")
+NEWER = {
+    ("gfx942", "a8w8", 4): "mla_a8w8_qh64_qseqlen4_gqaratio16_ps",
+    ("gfx950", "a8w8", 4): "mla_a8w8_qh16_qseqlen4_gqaratio16_v3_ps",
+    ("gfx950", "a16w16", 4): "mla_a16w16_qh64_qseqlen1_gqaratio64_v3_ps",
+}
+HEADS_ALONE = {name for (arch, *_), name in NEWER.items() if arch == "gfx950"}
 
 # What the compiled function below takes by position, where the wheel's declaration says otherwise.
 SWAPPED = {"work_indptr": "work_info_set", "work_info": "work_indptr"}
@@ -156,6 +166,8 @@ class StandIn:
         if "8" in kind[:2] and None in (given["q_scale"], given["kv_scale"]):
             raise Aborted("a8w8 without scales")
         name = KERNELS[kind, most]
+        if CHECKOUT:
+            name = NEWER.get((self.arch, kind, most), name)
         self.kernels[name] += 1
         launch(self.arch, name, given)
 
@@ -201,7 +213,8 @@ def write(tensor: Tensor, values: list[Any]) -> None:
 
 @cache
 def code_object(arch: str, name: str) -> CodeObject:
-    return parse(code_object_path(f"{arch}/mla/{name}.co").read_bytes())
+    file = f"{arch}/mla/{name}.co"
+    return parse((Path(CHECKOUT, "hsa", file) if CHECKOUT else code_object_path(file)).read_bytes())
 
 
 def memory_of(tensor: Tensor) -> np.ndarray:
@@ -212,9 +225,9 @@ def memory_of(tensor: Tensor) -> np.ndarray:
     return raw[begin : begin + (steps + 1) * tensor.element_size()]
 
 
-def launch(arch: str, name: str, given: dict[str, Any], scalar: int = 0) -> None:
+def launch(arch: str, name: str, given: dict[str, Any]) -> None:
     """Execute a persistent kernel; the layout of its arguments is that of the wheel's
-    csrc/py_itfs_cu/asm_mla.cu."""
+    csrc/py_itfs_cu/asm_mla.cu, to which later releases have added."""
     code = code_object(arch, name)
     q, kv = given["Q"], given["KV"]
     tensors = {key: value for key, value in given.items() if isinstance(value, Tensor)}
@@ -226,8 +239,9 @@ def launch(arch: str, name: str, given: dict[str, Any], scalar: int = 0) -> None
     if not set(table) <= set(known):
         raise AssertionError(f"memory fault: the kernel follows {table}, there are {known}")
     table_at = memory.put(np.array([known[address] for address in table], np.uint64), "table")
-    kernarg = bytearray(0x130)
+    kernarg = bytearray(0x170)
     tokens = given["max_seqlen_q"]
+    rows = q.shape[1] * (1 if name in HEADS_ALONE else tokens)
     fields: list[tuple[int, str, Any]] = [
         (0x00, "Q", at["splitData"]),
         (0x10, "Q", at["splitLse"]),
@@ -237,7 +251,7 @@ def launch(arch: str, name: str, given: dict[str, Any], scalar: int = 0) -> None
         (0x50, "Q", at["kv_page_indices"]),
         (0x60, "Q", at["kv_last_page_lens"]),
         (0x70, "f", given["softmax_scale"]),
-        (0x80, "I", q.shape[1] * tokens),
+        (0x80, "I", rows),
         (0x90, "I", given["splitData"].shape[1]),
         (0xA0, "I", q.stride(0) * q.element_size() * tokens),
         (0xB0, "I", kv.stride(0) * kv.element_size()),

@@ -92,3 +92,20 @@ def info(
         ((batch, 2), "int32"),
         (partials, "int32"),
     ]
+
+
+TILE = 64  # tokens that a kernel works on at a time
+PARTIAL_BYTES = 16 * (512 + 1) * 4  # 16 heads, and their LSE, in float32
+
+
+def model(batch: int, length: int, granularity: int, workers: int, token_bytes: int) -> int:
+    """The cost of a batch of equal lengths by docs/scheduling.md, in tokens."""
+    made = schedule([length] * batch, granularity, workers)
+    partial = PARTIAL_BYTES / token_bytes
+    busiest = 0.0
+    for first, behind in zip(made.work_indptr, made.work_indptr[1:], strict=False):
+        pieces = made.works[first:behind]
+        cost = sum(ceil(stop - start, TILE) * TILE + TILE for *_, start, stop, _, _ in pieces)
+        busiest = max(busiest, cost + partial * sum(piece[1] >= 0 for piece in pieces))
+    groups = [b - a for a, b in zip(made.reduce_indptr, made.reduce_indptr[1:], strict=False)]
+    return round(busiest + max(groups, default=0) * partial / 16)

@@ -4,6 +4,7 @@ beside the plan, no piece that aiter's kernels stop at."""
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import stand_in_planner
 import torch
 from machines import Install
 
-from mla_ops.backends import aiter_plan
+from mla_ops.backends import aiter_choice, aiter_plan
 from mla_ops.plan_spec import AITER, AiterPlanSpec, numel
 
 BATCHES = 2000
@@ -39,7 +40,7 @@ def draw(rng: random.Random) -> tuple[AiterPlanSpec, list[int]]:
         q_len=rng.choice((1, 1, 2, 3, 4)),
         heads=rng.choice((5, 16, 16, 40)),
         workers=rng.choice((1, 2, 7, 80, 256, 304)),
-        granularity=rng.choice((16, 64, 128)),
+        granularity=rng.choice((16, 32, 64, 128)),
         max_splits=rng.choice((-1, -1, 1, 4)),
         pitch=-(-most // aiter_plan.PITCH) * aiter_plan.PITCH,
         page_size=page_size,
@@ -169,3 +170,21 @@ def test_a_mistake_in_the_schedule_is_noticed(install: Install) -> None:
     finally:
         stand_in_planner.schedule = real
     assert Path(stand_in_planner.__file__).exists()
+
+
+def test_the_table_of_the_cost_model() -> None:
+    """docs/scheduling.md holds what the model gives, and the default is what it says."""
+    text = (Path(__file__).parents[2] / "docs" / "scheduling.md").read_text()
+    rows = re.findall(r"^\| \((\d+), (\d+)\) \|(.*)\|$", text, re.M)
+    assert len(rows) == 8
+    for batch, context, cells in rows:
+        want = [
+            stand_in_planner.model(int(batch), int(context), granularity, workers, 576)
+            for workers in (304, 256)
+            for granularity in (16, 32, 64, 128)
+        ]
+        assert [int(cell) for cell in cells.split("|")] == want
+    assert f"The default is **{aiter_choice.DEFAULT.granularity}**" in text
+    # Two pieces at most for each unit but the last.
+    spec = AiterPlanSpec(AITER, 512, 1, 16, 304, 32, -1, 8192, 64, 64, 0, 3, 0)
+    assert round(aiter_plan.partial_rows(spec) * stand_in_planner.PARTIAL_BYTES / 2**20) == 19
