@@ -170,9 +170,10 @@ class Release:
         self.metadata = calls["get_mla_metadata_v1"]
         self.stage1 = calls["mla_decode_stage1_asm_fwd"]
         self.reduce = calls["mla_reduce_v1"]
-        # Until 2026-03 a piece of a sequence could be shorter than the query tokens: the first of
-        # them saw nothing of it, and the kernels make NaN of that (ROCm/aiter#2106, #2319). The
-        # planner that leaves no such tail came with the releases that have `lse`.
+        # Until 2026-03 the last piece of a sequence could be shorter than the query tokens: the
+        # first of them see nothing of it, and with four the kernels get them wrong by a tenth, or
+        # NaN (ROCm/aiter#2106, #2319). The planner that leaves no such tail came with the releases
+        # that have `lse`.
         declared = {parameter.name for parameter in found["mla_decode_stage1_asm_fwd"]}
         self.keeps_tails_whole = "lse" in declared
 
@@ -243,7 +244,7 @@ def missing_for_several_tokens() -> str | None:
         return None
     return (
         f"the aiter in {release.package} cuts sequences so that some query tokens see nothing of a "
-        "piece, and get NaN (ROCm/aiter#2106): it serves one query token only"
+        "piece, and come out wrong (ROCm/aiter#2106): it serves one query token only"
     )
 
 

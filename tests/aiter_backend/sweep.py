@@ -1,7 +1,7 @@
 """Random decodes on aiter's machine code, for as long as you like: `make aiter-sweep`.
 
-MLA_OPS_AITER_CHECKOUT=DIR takes the code objects of a ROCm/aiter checkout (of August 2026) instead of
-the wheel's, and includes what the table does not trust.
+MLA_OPS_AITER_CHECKOUT=DIR takes the code objects of a ROCm/aiter checkout (of August 2026)
+instead of the wheel's, and includes what the table does not trust.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from mla_ops import capability  # noqa: E402
 
 
 def draw(rng: random.Random) -> Case:
-    longest = rng.choice((5, 70, 300, 900))
-    lengths = [rng.choice((0, rng.randint(1, longest))) for _ in range(rng.randint(1, 7))]
+    def length() -> int:
+        """Any, or one at or beside an edge of a tile."""
+        edge = 32 * rng.randint(1, 9) + rng.randint(-2, 3)
+        return rng.choice((0, 1, 2, rng.randint(3, 300), edge, edge, edge, 900))
+
     return Case(
-        lengths=tuple([*lengths, longest]),
+        lengths=tuple(length() for _ in range(rng.randint(1, 9))),
         heads=rng.choice((16, 16, rng.randint(1, 64))),
         q_len=rng.randint(1, 4),
         page_size=rng.choice((1, 7, 16, 64)),

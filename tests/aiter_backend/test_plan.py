@@ -13,6 +13,7 @@ from machines import Install, decode, judge, make, of_kind
 from running import same_bits
 
 import mla_ops
+from mla_ops.backends import aiter_plan
 from mla_ops.plan_spec import AITER, AiterPlanSpec
 
 CASE = of_kind(Case(lengths=(900, 0, 300, 65), heads=20, page_size=16), "a16w8", "gfx942")
@@ -199,3 +200,62 @@ def test_a_release_that_wants_more_room_is_refused(install: Install) -> None:
     )
     with pytest.raises(RuntimeError, match="must need at most .* integers of work_info"):
         plan_for(make(CASE))
+
+
+def test_opcheck(install: Install) -> None:
+    """Schema, fake kernels and what is written, as torch checks them; on the ops with a plan."""
+    install("gfx942")
+    torch.use_deterministic_algorithms(False)  # or what is uninitialised is not equal to itself
+    case = of_kind(Case(lengths=(70, 0), page_size=16), "a16w16", "gfx942")
+    problem = make(case)
+    plan = plan_for(problem, return_lse=True)
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    tables = (problem.seq_lens, problem.block_table, list(plan.spec))
+    torch.library.opcheck(torch.ops.mla.plan_.default, (plan.tensor, *tables), test_utils=tests)
+    options = {"plan": plan.tensor, "plan_spec": list(plan.spec), "backend": "aiter"}
+    torch.library.opcheck(
+        torch.ops.mla.decode_lse.default, problem.arguments, options, test_utils=tests
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU that torch can use")
+def test_everything_but_aiter_is_captured(install: Install) -> None:
+    """On any GPU, with aiter's functions doing nothing: a plan and a decode in one graph, which
+    follows lengths and tables. The indices are checked; the output is that of empty sequences."""
+    there = install("gfx942")
+    there.skip = {"get_mla_metadata_v1", "mla_decode_stage1_asm_fwd", "mla_reduce_v1"}
+    torch.use_deterministic_algorithms(False)
+    problem = make(CASE)
+    moved = [x.cuda() for x in problem.arguments[:4]]
+    options = {name: x.cuda() if torch.is_tensor(x) else x for name, x in problem.options.items()}
+    on_gpu = problem._replace(
+        q=moved[0], kv_cache=moved[1], block_table=moved[2], seq_lens=moved[3], options=options
+    )
+    for return_lse in (False, True):
+        plan = plan_for(on_gpu, return_lse=return_lse)
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):  # warm up, as torch's graphs want it
+            decode(on_gpu, plan=plan, return_lse=return_lse)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            plan.update_(on_gpu.seq_lens, on_gpu.block_table)
+            result = decode(on_gpu, plan=plan, return_lse=return_lse)
+        for lengths in ((900, 0, 300, 65), (1, 0, 0, 64)):
+            on_gpu.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
+            graph.replay()
+            torch.cuda.synchronize()
+            out = result[0] if return_lse else result
+            assert not out[[b for b, n in enumerate(lengths) if n == 0]].any()
+            spec = plan.spec
+            assert isinstance(spec, AiterPlanSpec)
+            parts = aiter_plan.Parts(plan.tensor, spec)
+            indices = parts.token_indices.view(spec.batch, spec.pitch).cpu()
+            token = torch.arange(spec.pitch)
+            column = (token // 16).clamp(max=problem.block_table.shape[1] - 1)
+            rows = problem.block_table[:, column] * 16 + token % 16
+            seen = token < torch.tensor(lengths)[:, None]
+            assert torch.equal(indices, torch.where(seen, rows, 0))
+            first = parts.addresses().cpu().tolist()
+            assert first == [parts.work_indptr.data_ptr(), parts.work_info.data_ptr()]

@@ -14,7 +14,7 @@ import stand_in_planner
 import torch
 from machines import Install
 
-from mla_ops.backends import aiter_choice, aiter_plan
+from mla_ops.backends import aiter_choice, aiter_plan, aiter_release
 from mla_ops.plan_spec import AITER, AiterPlanSpec, numel
 
 BATCHES = 2000
@@ -52,7 +52,9 @@ def draw(rng: random.Random) -> tuple[AiterPlanSpec, list[int]]:
     return spec, lengths
 
 
-def check_pieces(spec: AiterPlanSpec, lengths: list[int], parts: aiter_plan.Parts) -> None:
+def check_pieces(
+    spec: AiterPlanSpec, lengths: list[int], parts: aiter_plan.Parts, whole_tails: bool
+) -> None:
     bounds = parts.work_indptr.numpy()
     assert bounds[0] == 0 and (np.diff(bounds) >= 0).all() and bounds[-1] <= spec.works
     works = parts.work_info.numpy()[: bounds[-1]]
@@ -69,6 +71,8 @@ def check_pieces(spec: AiterPlanSpec, lengths: list[int], parts: aiter_plan.Part
     assert (start[1:] == np.where(same, stop[:-1], begin[1:])).all() and start[0] == 0
     last = np.append(~same, True)
     assert (stop[last] == (begin + planned)[last]).all() and (stop <= begin + planned).all()
+    if whole_tails:
+        assert (stop - start >= np.minimum(planned, spec.kernel_q_len)).all()
     # Partial results have rows of their own, within the buffers.
     written = row[row >= 0]
     assert len(set(written)) == len(written) and (written % spec.kernel_q_len == 0).all()
@@ -102,6 +106,7 @@ def test_ragged_batches(release: str, install: Install) -> None:
     """2,000 in all, each with a plan of its own: 400 for each release's rules."""
     there = install("gfx942", release)
     rng = random.Random(release)
+    whole_tails = aiter_release.get().keeps_tails_whole
     for _ in range(BATCHES // 5):
         spec, lengths = draw(rng)
         there.workers = spec.workers
@@ -112,7 +117,7 @@ def test_ragged_batches(release: str, install: Install) -> None:
         seq_lens = torch.tensor(lengths, dtype=torch.int32)
         aiter_plan.fill(seq_lens, torch.from_numpy(table), spec, plan)
         parts = aiter_plan.Parts(plan, spec)
-        check_pieces(spec, lengths, parts)
+        check_pieces(spec, lengths, parts, whole_tails)
         check_indices(spec, lengths, table, parts)
         assert (wide[:128] == FILLER).all() and (wide[-128:] == FILLER).all()
 
@@ -150,7 +155,7 @@ def test_a_mistake_in_the_schedule_is_noticed(install: Install) -> None:
         table = torch.zeros(spec.batch, columns, dtype=torch.int32)
         try:
             aiter_plan.fill(torch.tensor(lengths, dtype=torch.int32), table, spec, plan)
-            check_pieces(spec, lengths, aiter_plan.Parts(plan, spec))
+            check_pieces(spec, lengths, aiter_plan.Parts(plan, spec), True)
         except (AssertionError, RuntimeError):
             return True
         return False

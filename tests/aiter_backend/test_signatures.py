@@ -5,15 +5,20 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import stand_in
-from machines import Install
+from cases import Case
+from compare import errors
+from machines import BARS, KINDS, Install, decode, make, of_kind
+from running import oracle
 from stand_in import NEWEST, RELEASES, WHEEL
 
 import mla_ops
+from mla_ops import capability
 from mla_ops.backends import aiter_release
 from mla_ops.backends.aiter_release import FUNCTIONS, Call, Release, Unsupported
 
@@ -167,8 +172,6 @@ def test_an_import_that_fails_is_survived(a_package: Any, monkeypatch: pytest.Mo
     """ROCm/aiter#416: on a machine without ROCm the import raises RuntimeError."""
     import torch
 
-    from mla_ops import capability
-
     a_package(WHOLE, "raise RuntimeError('ROCm version file not found')")
     monkeypatch.setattr(capability, "arch_of", lambda device: "gfx942")
     q = torch.zeros(1, 1, 16, 576, dtype=torch.bfloat16)
@@ -220,6 +223,35 @@ def test_where_only_one_query_token_is_served(install: Install) -> None:
     assert mla_ops.supports(backend="aiter")
     assert not mla_ops.supports(q_len=2, backend="aiter")
     assert "it serves one query token only" in mla_ops.explain(q_len=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_why_older_releases_serve_only_one(
+    kind: str, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """642 tokens for 9 units: their planner leaves a piece of 2 tokens for 4 query tokens."""
+    case = of_kind(Case(lengths=(642,), q_len=4, page_size=16), kind, "gfx942")
+    problem = make(case)
+    want, _ = oracle(problem)
+    found = {}
+    for release in ("v0.1.10.post2", "v0.1.12"):
+        there = install("gfx942", release, workers=9)
+        trust(monkeypatch)
+        out = decode(problem)
+        call = there.last["mla_decode_stage1_asm_fwd"]
+        info = call["work_info_set"][: int(call["work_indptr"][-1])]
+        found[release] = int((info[:, 5] - info[:, 4]).min()), errors(out, want)[0]
+    assert found["v0.1.10.post2"][0] == 2 and found["v0.1.10.post2"][1] > 0.1
+    assert found["v0.1.12"][0] >= 4 and found["v0.1.12"][1] < BARS[kind]
+
+
+def trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the table use what is there."""
+    rows = tuple(
+        row if "rounded" in row.reason else replace(row, missing=aiter_release.missing)
+        for row in capability.TABLE
+    )
+    monkeypatch.setattr(capability, "TABLE", rows)
 
 
 def test_our_source_passes_nothing_by_position_to_aiter() -> None:
