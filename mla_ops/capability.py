@@ -128,6 +128,8 @@ class Decision(NamedTuple):
 
 def _text(value: object) -> str:
     if isinstance(value, frozenset):
+        if len(value) > 8 and value == frozenset(range(min(value), max(value) + 1)):
+            return f"{min(value)} to {max(value)}"
         return " or ".join(sorted(_text(item) for item in value))
     return str(value).removeprefix("torch.")
 
@@ -177,12 +179,13 @@ _ROUNDING_UNASKED = "MLA_OPS_AITER_Q must be fp8 for queries to be rounded to fl
 
 
 def _aiter_rows(arch: str, float8: torch.dtype) -> list[Row]:
-    """Kernels for groups of 16 heads, which any number of heads is padded to; named after aiter's
-    (hsa/*/mla/mla_asm.csv, 2026-08): bits of q and of the cache, query tokens. Three tokens are
-    padded to four."""
+    """Kernels for groups of 16 heads, and one for 128, which any number of heads is padded to;
+    named after aiter's (hsa/*/mla/mla_asm.csv, 2026-08): bits of q and of the cache, query tokens.
+    Three tokens are padded to four."""
     rows = [
         _aiter(arch, f"mla_{kernel}_ps", q, cache, q_lens)
         for kernel, q, cache, q_lens in (
+            ("a8w8_qh128", float8, float8, (1,)),
             ("a8w8_qh16_qseqlen1", float8, float8, (1,)),
             ("a8w8_qh16_qseqlen2", float8, float8, (2,)),
             ("a8w8_qh16_qseqlen4", float8, float8, (3, 4)),
@@ -193,6 +196,9 @@ def _aiter_rows(arch: str, float8: torch.dtype) -> list[Row]:
             ("a16w16_qh16", BF16, BF16, (3, 4)),
         )
     ]
+    for i, row in enumerate(rows):
+        if "qh128" in row.kernel:
+            rows[i] = replace(row, heads=frozenset(range(65, 129)))
     if arch == "gfx950":
         for i, row in enumerate(rows):
             if "a16w8" not in row.kernel and row.q_len == frozenset((3, 4)):

@@ -293,6 +293,7 @@ def plan_spec(spec: Sequence[int]) -> None:
         "q_dtype": (0, len(DTYPES) - 1),
         "cache_dtype": (0, len(DTYPES) - 1),
         "lse": (0, 1),
+        "group_heads": (1, MAX_HEADS),
     }
     for name, value in zip(fields, spec, strict=True):
         if name in bounds:

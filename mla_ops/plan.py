@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mla_ops import capability, checks
 from mla_ops.backends import aiter_plan
-from mla_ops.plan_spec import GROUP_HEADS, NATIVE, AiterPlanSpec, PlanSpec
+from mla_ops.plan_spec import NATIVE, AiterPlanSpec, PlanSpec
 
 # Tokens per unit. Small enough that a worker's share is within a few per cent of the mean, and a
 # whole number of the kernels' tiles (64 tokens), so that cutting a sequence costs no ragged tile.
@@ -49,10 +49,10 @@ class DecodePlan:
     @property
     def partial_nbytes(self) -> int:
         """Bytes that each decode takes from torch's allocator for partial results, with a plan for
-        aiter: 16 heads of 512 numbers and an LSE each, in float32."""
+        aiter: 512 numbers and an LSE for each head, in float32."""
         if not isinstance(self.spec, AiterPlanSpec):
             raise TypeError("partial_nbytes must be asked of a plan for aiter, got a native one")
-        return aiter_plan.partial_rows(self.spec) * GROUP_HEADS * (512 + 1) * 4
+        return aiter_plan.partial_rows(self.spec) * self.spec.group_heads * (512 + 1) * 4
 
     def update_(self, seq_lens: Tensor, block_table: Tensor) -> DecodePlan:
         """Refresh in place for new lengths and tables of the same batch; capture-safe."""

@@ -9,9 +9,6 @@ from typing import NamedTuple
 NATIVE, AITER = 0, 1
 KINDS = ("native", "aiter")
 
-# aiter's kernels serve 16 heads; more are groups of 16, and each group is planned as a sequence.
-GROUP_HEADS = 16
-
 
 class PlanSpec(NamedTuple):
     """Of a plan for the native and torch backends; `csrc/plan_spec.h` reads the fields in this
@@ -43,14 +40,15 @@ class AiterPlanSpec(NamedTuple):
     q_dtype: int  # index into checks.DTYPES
     cache_dtype: int
     lse: int
+    group_heads: int  # of the kernel; each group of so many is planned as a sequence
 
     @property
     def groups(self) -> int:
-        return -(-self.heads // GROUP_HEADS)
+        return -(-self.heads // self.group_heads)
 
     @property
     def tiles(self) -> int:
-        """Sequences as aiter sees them, each of 16 heads."""
+        """Sequences as aiter sees them, each of a group of heads."""
         return self.batch * self.groups
 
     @property

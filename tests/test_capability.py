@@ -56,7 +56,8 @@ def others(row: Row) -> list[tuple[str, str, Any]]:
     found: list[tuple[str, str, Any]] = []
     for name, short in (("arch", "arch"), ("heads", "heads"), ("q_len", "q_len")):
         if getattr(row, name) is not None:
-            found.append((name, short, "sm_70" if name == "arch" else 77))
+            other = next(n for n in (77, 7) if n not in getattr(row, name))
+            found.append((name, short, "sm_70" if name == "arch" else other))
     for name, short in (("q_dtype", "q"), ("cache_dtype", "cache")):
         if getattr(row, name) != capability.ANY_DTYPE:
             found.append((name, short, FP32))

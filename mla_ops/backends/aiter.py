@@ -5,8 +5,8 @@ stage 1 -> reduce -> rows that see nothing. All on the current stream, with no h
 buffer is torch's, so a captured graph owns them.
 
 Nothing that aiter would abort on, or do wrong without a word, comes this far: `capability.py` sends
-it elsewhere. What remains is made the same for all: contiguous groups of 16 heads, of 1, 2 or 4
-query tokens (`aiter_plan.py` has the sequences' side of it).
+it elsewhere. What remains is made the same for all: contiguous groups of 16 heads, or of 128, and
+1, 2 or 4 query tokens (`aiter_plan.py` has the sequences' side of it).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mla_ops import validate
 from mla_ops.backends import aiter_choice, aiter_plan, aiter_release
-from mla_ops.plan_spec import GROUP_HEADS, AiterPlanSpec, numel
+from mla_ops.plan_spec import AiterPlanSpec, numel
 
 
 def decode(
@@ -66,14 +66,14 @@ def decode(
         kv_scale = torch.ones_like(q_scale)
 
     tokens = spec.tiles * spec.kernel_q_len
-    whole = spec.groups * GROUP_HEADS == heads and spec.kernel_q_len == q_len
+    whole = spec.groups * spec.group_heads == heads and spec.kernel_q_len == q_len
     in_place = whole and (q_len == 1 or spec.groups == 1) and not spec.lse and out.is_contiguous()
-    result = out if in_place else out.new_empty(tokens, GROUP_HEADS, kv_lora_rank)
-    result = result.view(tokens, GROUP_HEADS, kv_lora_rank)
+    result = out if in_place else out.new_empty(tokens, spec.group_heads, kv_lora_rank)
+    result = result.view(tokens, spec.group_heads, kv_lora_rank)
     rows = aiter_plan.partial_rows(spec)
-    partial = q.new_empty(rows, 1, GROUP_HEADS, kv_lora_rank, dtype=torch.float32)
-    partial_lse = q.new_empty(rows, 1, GROUP_HEADS, 1, dtype=torch.float32)
-    merged_lse = q.new_empty(tokens, GROUP_HEADS, dtype=torch.float32) if spec.lse else None
+    partial = q.new_empty(rows, 1, spec.group_heads, kv_lora_rank, dtype=torch.float32)
+    partial_lse = q.new_empty(rows, 1, spec.group_heads, 1, dtype=torch.float32)
+    merged_lse = q.new_empty(tokens, spec.group_heads, dtype=torch.float32) if spec.lse else None
 
     release = aiter_release.get()
     release.stage1(
@@ -129,24 +129,24 @@ def decode(
 
 
 def _grouped(q: Tensor, spec: AiterPlanSpec) -> Tensor:
-    """Return q as [tiles * kernel_q_len, 16, D], contiguous.
+    """Return q as [tiles * kernel_q_len, group_heads, D], contiguous.
 
     Heads and query tokens that are not there are zeros: harmless, and thrown away. A fourth query
     token comes before the three, for the mask counts from the last.
     """
     batch, q_len, heads, width = q.shape
-    padded_heads = spec.groups * GROUP_HEADS
+    padded_heads = spec.groups * spec.group_heads
     if heads != padded_heads or q_len != spec.kernel_q_len:
         raw = q.view(torch.uint8) if q.element_size() == 1 else q
         more = (0, 0, 0, padded_heads - heads, spec.kernel_q_len - q_len, 0)
         q = torch.nn.functional.pad(raw, more).view(q.dtype)
-    q = q.reshape(batch, spec.kernel_q_len, spec.groups, GROUP_HEADS, width).transpose(1, 2)
-    return q.reshape(-1, GROUP_HEADS, width).contiguous()
+    q = q.reshape(batch, spec.kernel_q_len, spec.groups, spec.group_heads, width).transpose(1, 2)
+    return q.reshape(-1, spec.group_heads, width).contiguous()
 
 
 def _ungrouped(x: Tensor, spec: AiterPlanSpec) -> Tensor:
-    """Return [tiles * kernel_q_len, 16, ...] as [B, S, H, ...]."""
-    x = x.view(spec.batch, spec.groups, spec.kernel_q_len, GROUP_HEADS, *x.shape[2:])
+    """Return [tiles * kernel_q_len, group_heads, ...] as [B, S, H, ...]."""
+    x = x.view(spec.batch, spec.groups, spec.kernel_q_len, spec.group_heads, *x.shape[2:])
     x = x[:, :, spec.kernel_q_len - spec.q_len :].transpose(1, 2)
     return x.reshape(spec.batch, spec.q_len, -1, *x.shape[4:])[:, :, : spec.heads]
 

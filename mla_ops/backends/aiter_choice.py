@@ -42,6 +42,15 @@ def choose(shape: Shape) -> Choice:
     return tuned(shape) or DEFAULT
 
 
+def group_heads(q_dtype: torch.dtype, cache_dtype: torch.dtype, q_len: int, heads: int) -> int:
+    """Return the heads of the kernel: 16, or 128 where that is there and at least half of them are.
+
+    Groups read the cache once each.
+    """
+    a8w8 = q_dtype in FLOAT8 or rounds_q(q_dtype, cache_dtype)
+    return 128 if a8w8 and q_len == 1 and heads > 64 else 16
+
+
 def rounding_allowed() -> bool:
     """Say whether MLA_OPS_AITER_Q=fp8 allows bfloat16 queries to be rounded to float8."""
     wanted = os.environ.get("MLA_OPS_AITER_Q") or "bf16"

@@ -4,10 +4,10 @@ A plan is one int32 tensor with the sections of `AiterPlanSpec.sections`. It hol
 addresses: the table of two addresses that aiter's kernels read is written inside each decode.
 
 Whatever the cache's page size, aiter sees pages of one token, for its kernels read only the first
-row of a larger page (ROCm/aiter#3095). Whatever the number of heads, it sees groups of 16: group j
-of sequence b is planned as a sequence of its own, b * groups + j, and all groups of a sequence then
-read the same token indices. So its planner never folds heads itself, which it does differently from
-release to release.
+row of a larger page (ROCm/aiter#3095). Whatever the number of heads, it sees groups of 16, or of
+128: group j of sequence b is planned as a sequence of its own, b * groups + j, and all groups of a
+sequence then read the same token indices. So its planner never folds heads itself, which it does
+differently from release to release.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from mla_ops import checks
 from mla_ops.backends import aiter_choice, aiter_release
-from mla_ops.plan_spec import AITER, GROUP_HEADS, AiterPlanSpec, aligned
+from mla_ops.plan_spec import AITER, AiterPlanSpec, aligned
 
 # Columns of work_info (contract of aiter's csrc/include/mla.h).
 BATCH, PARTIAL_ROW, KV_START, KV_END = 0, 1, 4, 6  # KV_END: behind the two columns of the range
@@ -92,11 +92,12 @@ def spec_for(
         q_dtype=checks.DTYPES.index(q_dtype),
         cache_dtype=checks.DTYPES.index(kv_cache.dtype),
         lse=int(lse),
+        group_heads=aiter_choice.group_heads(q_dtype, kv_cache.dtype, q_len, heads),
     )
     if batch * spec.pitch > MOST_INDICES or spec.tiles * spec.pitch > checks.INT32_MAX:
         raise ValueError(
             f"batch * pages * page_size must be at most {MOST_INDICES}, and {checks.INT32_MAX} "
-            f"times the groups of 16 heads, for a plan of aiter, got {batch * spec.pitch} and "
+            f"times the groups of heads, for a plan of aiter, got {batch * spec.pitch} and "
             f"{spec.tiles * spec.pitch}"
         )
     if batch == 0:
@@ -123,7 +124,7 @@ def _info(spec: AiterPlanSpec) -> Sequence[tuple[object, torch.dtype]]:
     return aiter_release.get().info(
         batch_size=spec.tiles,
         max_seqlen_qo=spec.kernel_q_len,
-        num_head_qo=GROUP_HEADS,
+        num_head_qo=spec.group_heads,
         q_dtype=q_dtype,
         kv_dtype=cache_dtype,
         is_sparse=False,
@@ -141,7 +142,7 @@ def kernel_dtypes(spec: AiterPlanSpec) -> tuple[torch.dtype, torch.dtype]:
 
 
 def partial_rows(spec: AiterPlanSpec) -> int:
-    """Return how many rows of 16 heads stage 1 may write as partial results."""
+    """Return how many rows of a group's heads stage 1 may write as partial results."""
     whole = spec.tiles if spec.lse else 0
     return (spec.partials + whole) * spec.kernel_q_len
 
@@ -213,7 +214,7 @@ def _metadata(parts: Parts, spec: AiterPlanSpec) -> None:
         seqlens_qo_indptr=parts.qo_indptr,
         seqlens_kv_indptr=parts.kv_indptr,
         kv_last_page_lens=parts.ones,
-        num_heads_per_head_k=GROUP_HEADS,
+        num_heads_per_head_k=spec.group_heads,
         num_heads_k=1,
         is_causal=True,
         # Its addresses are those of now; decode writes its own.

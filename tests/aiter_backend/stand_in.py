@@ -47,6 +47,7 @@ KERNELS = {
     ("a16w8", 4): "mla_a16w8_qh16_m16x4_n16x1_coex0_mask1_ps",
     ("a16w16", 4): "mla_a16w16_qh16_m16x4_n16x1_coex0_mask1_ps",
 }
+FOR_128_HEADS = "mla_a8w8_qh128_m32x4_n16x2_msk0_ps"
 
 # Those of 2026-08, as csrc/py_itfs_cu/asm_mla.cu chooses them, where a checkout is at hand.
 CHECKOUT = os.environ.get("MLA_OPS_AITER_CHECKOUT")
@@ -54,6 +55,7 @@ NEWER = {
     ("gfx942", "a8w8", 4): "mla_a8w8_qh64_qseqlen4_gqaratio16_ps",
     ("gfx950", "a8w8", 4): "mla_a8w8_qh16_qseqlen4_gqaratio16_v3_ps",
     ("gfx950", "a16w16", 4): "mla_a16w16_qh64_qseqlen1_gqaratio64_v3_ps",
+    ("gfx950", "128 heads", 1): "mla_a8w8_qh32_qseqlen4_gqaratio32_ps",
 }
 HEADS_ALONE = {name for (arch, *_), name in NEWER.items() if arch == "gfx950"}
 
@@ -102,7 +104,11 @@ class StandIn:
         max_split_per_batch: int = -1,
         **_: Any,
     ) -> list[tuple[Any, torch.dtype]]:
-        assert num_head_qo == 16 and max_seqlen_qo <= 4 and fast_mode
+        assert (num_head_qo == 16 and max_seqlen_qo <= 4) or (num_head_qo, max_seqlen_qo) == (
+            128,
+            1,
+        )
+        assert fast_mode
         sizes = stand_in_planner.info(
             batch_size, self.workers, max_split_per_batch, intra_batch_mode, num_kv_splits
         )
@@ -130,7 +136,7 @@ class StandIn:
     ) -> None:
         if seqlens_kv_indptr.dtype != torch.int32 or kv_granularity & (kv_granularity - 1):
             raise Aborted("metadata: int32, and a power of two")
-        assert (num_heads_per_head_k, num_heads_k, is_causal, fast_mode) == (16, 1, True, True)
+        assert num_heads_per_head_k in (16, 128) and num_heads_k == 1 and is_causal and fast_mode
         assert uni_seqlen_qo == max_seqlen_qo
         made = stand_in_planner.schedule(
             seqlens_kv_indptr.diff().tolist(),
@@ -158,16 +164,19 @@ class StandIn:
         most = given["max_seqlen_q"] if kind == "a8w8" else 4
         if given["num_kv_splits_indptr"] is not None:
             raise Aborted("no such kernel here: not persistent")
-        if not q.is_contiguous() or q.shape[1] != 16 or (kind, most) not in KERNELS:
+        heads = q.shape[1]
+        known = (kind, most) in KERNELS if heads == 16 else (heads, kind, most) == (128, "a8w8", 1)
+        if not q.is_contiguous() or not known:
             raise Aborted(f"no kernel for {kind}, {list(q.shape)}, {most} query tokens")
         for tensor in (q, kv):
             if tensor.element_size() == 1 and tensor.dtype != FLOAT8[self.arch]:
                 raise Aborted(f"{tensor.dtype} on {self.arch}")
         if "8" in kind[:2] and None in (given["q_scale"], given["kv_scale"]):
             raise Aborted("a8w8 without scales")
-        name = KERNELS[kind, most]
+        name = KERNELS[kind, most] if heads == 16 else FOR_128_HEADS
         if CHECKOUT:
-            name = NEWER.get((self.arch, kind, most), name)
+            key = (self.arch, kind if heads == 16 else "128 heads", most)
+            name = NEWER.get(key, name)
         self.kernels[name] += 1
         launch(self.arch, name, given)
 
@@ -183,8 +192,9 @@ class StandIn:
         max_seqlen_q: int = 1,
         num_kv_splits: int = 0,
     ) -> None:
-        if partial_output.dtype != torch.float32 or partial_output.shape[-2:] != (16, 512):
-            raise Aborted("reduce: float32 [.., 16, 512]")
+        shape = tuple(partial_output.shape[-2:])
+        if partial_output.dtype != torch.float32 or shape not in ((16, 512), (128, 512)):
+            raise Aborted("reduce: float32 [.., 16 or 128, 512]")
         bounds = reduce_indptr.tolist()
         for tile, (first, behind) in enumerate(zip(bounds, bounds[1:], strict=False)):
             if behind - first < 2:

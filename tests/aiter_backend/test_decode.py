@@ -65,12 +65,28 @@ def test_page_sizes(arch: str, kind: str, page_size: int, install: Install) -> N
     assert set(call["kv_last_page_lens"].tolist()) == {1}
 
 
-@pytest.mark.parametrize("heads", [1, 3, 8, 12, 20, 32, 48, 64, 128])
+@pytest.mark.parametrize("heads", [1, 3, 8, 12, 20, 32, 48, 64, 96, 127])
 @pytest.mark.parametrize("arch", ARCHES)
 def test_heads(arch: str, heads: int, install: Install) -> None:
     install(arch)
     kind = KINDS[heads % 3]
     run_and_judge(kind, arch, Case(lengths=(90, 0, 5), heads=heads, page_size=16))
+
+
+@pytest.mark.parametrize("heads", [65, 100, 128])
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_kernel_for_128_heads(arch: str, heads: int, install: Install) -> None:
+    """For float8 queries; it reads the cache once for all heads."""
+    there = install(arch, workers=6)
+    case = Case(lengths=(900, 0, 65), heads=heads, page_size=16)
+    run_and_judge("a8w8", arch, case)
+    assert set(there.kernels) == {stand_in.FOR_128_HEADS}
+    call = there.last["mla_decode_stage1_asm_fwd"]
+    assert call["Q"].shape == (3, 128, 576)
+    assert int(there.last["mla_reduce_v1"]["reduce_indptr"][-1]) > 0, "one is cut"
+    for kind, q_len in (("a16w8", 1), ("a8w8", 2)):
+        run_and_judge(kind, arch, replace(case, lengths=(70, 0), q_len=q_len))
+        assert there.last["mla_decode_stage1_asm_fwd"]["Q"].shape[1] == 16
 
 
 @pytest.mark.parametrize("heads", [5, 40])

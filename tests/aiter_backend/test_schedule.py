@@ -48,6 +48,7 @@ def draw(rng: random.Random) -> tuple[AiterPlanSpec, list[int]]:
         q_dtype=0,
         cache_dtype=0,
         lse=rng.randrange(2),
+        group_heads=16,
     )
     return spec, lengths
 
@@ -191,5 +192,5 @@ def test_the_table_of_the_cost_model() -> None:
         assert [int(cell) for cell in cells.split("|")] == want
     assert f"The default is **{aiter_choice.DEFAULT.granularity}**" in text
     # Two pieces at most for each unit but the last.
-    spec = AiterPlanSpec(AITER, 512, 1, 16, 304, 32, -1, 8192, 64, 64, 0, 3, 0)
+    spec = AiterPlanSpec(AITER, 512, 1, 16, 304, 32, -1, 8192, 64, 64, 0, 3, 0, 16)
     assert round(aiter_plan.partial_rows(spec) * stand_in_planner.PARTIAL_BYTES / 2**20) == 19

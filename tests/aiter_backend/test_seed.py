@@ -13,7 +13,7 @@ from machines import Install, decode, judge, make, of_kind
 from stand_in import FLOAT8, StandIn
 from torch import Tensor
 
-LENGTH, PAGE, SCALE = 256, 8, 576**-0.5
+LENGTH, PAGE, SCALE = 128, 8, 576**-0.5
 
 
 def seeds_call(there: StandIn, page_size: int, rows: Tensor, q: Tensor, works: list) -> Tensor:

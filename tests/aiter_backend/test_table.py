@@ -41,11 +41,15 @@ def facts(row: Row) -> tuple[str, str, str, set[int]]:
     return arch, names[q], names[cache], {4 if s == 3 else s for s in row.q_len}
 
 
-def serves(kernel: Kernel, arch: str, q: str, cache: str, q_len: int) -> bool:
+def serves(kernel: Kernel, arch: str, q: str, cache: str, q_len: int, heads: int = 16) -> bool:
     """As csrc/py_itfs_cu/asm_mla.cu chooses, for 16 heads: kernels of float8 q by the number of
-    tokens, others for up to four; on gfx950 bfloat16 goes to those for 64 heads and one token."""
+    tokens, others for up to four; on gfx950 bfloat16 goes to those for 64 heads and one token. For
+    128 heads and float8, one of its own on gfx942, and on gfx950 that for 32 heads and four
+    tokens."""
     if (kernel.arch, kernel.q, kernel.cache) != (arch, q, cache):
         return False
+    if heads == 128:
+        return (kernel.heads, kernel.q_len) == ((128, 0) if arch == "gfx942" else (32, 4))
     if arch == "gfx950" and q == cache == "bf16":
         return (kernel.heads, kernel.q_len) == (64, 1)
     return kernel.heads == 16 and kernel.q_len == (q_len if q == "fp8" else 4)
@@ -55,12 +59,13 @@ def serves(kernel: Kernel, arch: str, q: str, cache: str, q_len: int) -> bool:
 def test_a_row_has_a_kernel_in_the_csv_and_in_the_wheel(row: Row) -> None:
     arch, q, cache, q_lens = facts(row)
     for q_len in q_lens:
-        found = [kernel for kernel in SHIPPED if serves(kernel, arch, q, cache, q_len)]
+        heads = 128 if "qh128" in row.kernel else 16
+        found = [kernel for kernel in SHIPPED if serves(kernel, arch, q, cache, q_len, heads)]
         assert any(not kernel.lse for kernel in found), f"{row}: no such kernel"
     kind = row.kernel.split("_")[1]
     most = max(q_lens) if kind == "a8w8" else 4
-    code = stand_in.code_object(arch, stand_in.KERNELS[kind, most])
-    assert code.kernels
+    name = stand_in.FOR_128_HEADS if heads == 128 else stand_in.KERNELS[kind, most]
+    assert stand_in.code_object(arch, name).kernels
 
 
 def test_no_kernel_for_16_heads_is_left_out() -> None:
@@ -93,5 +98,5 @@ def test_the_wheel_has_no_csv_and_every_file_that_is_executed() -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     assert not any(name.endswith("mla_asm.csv") for name in names)
     for arch in FLOAT8:
-        for name in stand_in.KERNELS.values():
+        for name in (*stand_in.KERNELS.values(), stand_in.FOR_128_HEADS):
             assert f"aiter_meta/hsa/{arch}/mla/{name}.co" in names

@@ -264,7 +264,7 @@ def test_aiter_4076_vllm_47042_metadata_is_not_cached_by_shape(there: Any) -> No
 
 def test_aiter_3855_5559_partials_are_few() -> None:
     """Not tiles * compute units, which was 32 GiB for a captured batch of 512."""
-    spec = AiterPlanSpec(AITER, 512, 1, 128, 256, 64, -1, 8192, 64, 64, 0, 3, 0)
+    spec = AiterPlanSpec(AITER, 512, 1, 128, 256, 64, -1, 8192, 64, 64, 0, 3, 0, 16)
     assert aiter_plan.partial_rows(spec) * 16 * 513 * 4 < 17 << 20
     capped = spec._replace(max_splits=32)
     assert aiter_plan.partial_rows(capped) * 16 * 513 * 4 < 150 << 20
@@ -297,10 +297,12 @@ def test_aiter_2656_5679_a_check_to_run_on_ones_own_machine(
     monkeypatch.setattr(selftest, "CHECKS", checks)
     monkeypatch.setattr(selftest, "RAGGED", (0, 65, 5))
     monkeypatch.setattr(selftest, "LATER", (64, 0, 5))
+    some = [one for one in selftest.subjects(torch.device("cpu"), "aiter") if one.q_len in (1, 4)]
+    monkeypatch.setattr(selftest, "subjects", lambda device, backend: some)
     arguments = ["selftest", "--device", "cpu", "--backend", "aiter"]
     assert main(arguments) == 0
-    assert "12 of 12 right" in capsys.readouterr().out
-    assert len(there.kernels) == 5
+    assert "6 of 6 right" in capsys.readouterr().out
+    assert len(there.kernels) == 4
 
     def wrong(call: dict[str, Any]) -> None:
         call["kv_page_indices"] //= 2
