@@ -16,7 +16,7 @@ from torch import Tensor
 from mla_ops import capability, checks
 from mla_ops.demo import _device
 from mla_ops.plan import plan
-from mla_ops.subjects import HEADS, PAGE, Subject, make, run, subjects
+from mla_ops.subjects import PAGE, Subject, make, run, subjects
 
 RAGGED = (0, 1, 63, 64, 65, 300, 1000, 0, 129)
 LATER = (5, 0, 64, 1, 1000, 299, 0, 2, 128)  # what a replay finds in place of RAGGED
@@ -40,7 +40,7 @@ def main(arguments: argparse.Namespace) -> int:
     arch = capability.arch_of(device)
     print(f"{device} ({arch}), torch {torch.__version__}: relative L2 error of the worst row")
     columns = "".join(f"{name:>10}" for name in CHECKS)
-    print(f"{'backend':8}{'kernel':28}{'q':>17}{'cache':>17}{'S':>3}{columns}  verdict")
+    print(f"{'backend':8}{'kernel':28}{'q':>17}{'cache':>17}{'S':>3}{'H':>5}{columns}  verdict")
     verdicts = []
     for backend in backends:
         found = list(subjects(device, backend))
@@ -68,7 +68,7 @@ def _report(subject: Subject, device: torch.device) -> bool:
             break
     q, cache = (str(x).removeprefix("torch.") for x in (subject.q_dtype, subject.cache_dtype))
     print(
-        f"{subject.backend:8}{subject.kernel:28}{q:>17}{cache:>17}{subject.q_len:3}"
+        f"{subject.backend:8}{subject.kernel:28}{q:>17}{cache:>17}{subject.q_len:3}{subject.heads:5}"
         f"{''.join(errors)}  {'right' if right else f'WRONG (bar {subject.bar:.0e})'}"
     )
     return right
@@ -97,7 +97,7 @@ def _replay(subject: Subject, device: torch.device) -> float:
         problem.seq_lens,
         problem.block_table,
         page_size=PAGE,
-        num_heads=HEADS,
+        num_heads=subject.heads,
         q_len=subject.q_len,
         kv_cache=problem.kv_cache,
         q_dtype=subject.q_dtype,
