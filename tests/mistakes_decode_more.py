@@ -125,7 +125,7 @@ MISTAKES: list[Mistake] = [
             r"plan_spec must be 8 integers.*got \[0, 2, 2, 3, 2, 64, 0\]",
         ),
         ("plan of an unknown kind", spec(kind=2), ValueError, r"0 \(native\) or 1 .*, got 2"),
-        ("half a plan of aiter", spec(kind=1), ValueError, "must be 13 integers .*, got"),
+        ("half a plan of aiter", spec(kind=1), ValueError, r"must be 14 integers .*, got"),
         ("plan for 0 workers", spec(workers=0), ValueError, "workers .*1 and 65536, got 0"),
         ("plan for 2^31 workers", spec(workers=2**31), ValueError, "workers .*got 2147483648"),
         ("plan of units of 0 tokens", spec(unit_tokens=0), ValueError, "unit_tokens .*got 0"),

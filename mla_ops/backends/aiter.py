@@ -112,8 +112,7 @@ def decode(
     )
     unseen = _unseen(seq_lens, q_len, causal)
     if merged_lse is not None:
-        uncut = parts.reduce_indptr.diff() <= 1
-        uncut = uncut.repeat_interleave(spec.kernel_q_len)[:, None]
+        uncut = (parts.reduce_indptr.diff() <= 1).repeat_interleave(spec.kernel_q_len)[:, None]
         own, own_lse = partial[-tokens:, 0], partial_lse[-tokens:, 0, :, 0]
         result = torch.where(uncut[..., None], own.to(result.dtype), result)
         merged_lse = torch.where(uncut, own_lse, merged_lse)
