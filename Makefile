@@ -27,7 +27,7 @@ PYTEST := $(PY) -P -m pytest
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench lint format pytest sanitize sanitize-short fuzz qemu hip-check clean FORCE
+.PHONY: help build demo test bench lint format pytest sanitize sanitize-short fuzz aiter-sweep qemu hip-check clean FORCE
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -81,6 +81,9 @@ sanitize-short: $(ENVIRONMENT)
 
 fuzz: $(BUILT)  ## 10,000 random calls
 	$(PY) -P tests/fuzz.py --calls 10000
+
+aiter-sweep: $(BUILT)  ## ten minutes of random decodes on aiter's code objects, in the executor
+	$(PY) -P tests/aiter_backend/sweep.py
 
 qemu: $(BUILT)  ## the core of the suite on an emulated Nehalem and Haswell
 	build_tools/qemu_check.sh $(PY)

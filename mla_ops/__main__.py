@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-from mla_ops import __version__, demo
+from mla_ops import __version__, demo, selftest
 
 # Each module has `add_arguments(parser)` and `main(arguments) -> exit code`; the first line of its
 # docstring is its help.
-COMMANDS: dict[str, ModuleType] = {"demo": demo}
+COMMANDS: dict[str, ModuleType] = {"demo": demo, "selftest": selftest}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
