@@ -142,7 +142,6 @@ def _text(value: object) -> str:
     return str(value).removeprefix("torch.")
 
 
-
 def _aiter(
     arch: str, kernel: str, q: torch.dtype, cache: torch.dtype, q_lens: tuple[int, ...]
 ) -> Row:
@@ -249,14 +248,21 @@ TABLE: tuple[Row, ...] = (
         for arch, float8 in (("gfx942", FNUZ), ("gfx950", FN))
         for row in _aiter_rows(arch, float8)
     ),
-    _native_gpu(
-        NVIDIA,
-        "decode_mma",
-        frozenset((FN, FNUZ, FP16)),
-        frozenset((BF16, FP16, FN, FNUZ)),
+    *(
+        row
+        for arch, kernel, float8 in (
+            (frozenset(("gfx942",)), "decode_mfma", (FNUZ,)),
+            (frozenset(("gfx950",)), "decode_mfma", (FN,)),
+            (NVIDIA, "decode_mma", (FN, FNUZ)),
+        )
+        for row in (
+            _native_gpu(
+                arch, kernel, frozenset((*float8, FP16)), frozenset((BF16, FP16, FN, FNUZ))
+            ),
+            # float16 has more bits than bfloat16 multiplies.
+            _native_gpu(arch, kernel, frozenset((BF16,)), frozenset((BF16, FN, FNUZ))),
+        )
     ),
-    # float16 has more bits than bfloat16 multiplies.
-    _native_gpu(NVIDIA, "decode_mma", frozenset((BF16,)), frozenset((BF16, FN, FNUZ))),
     Row(
         backend="native",
         kernel="csrc/cpu/decode",
