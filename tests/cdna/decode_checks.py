@@ -57,7 +57,7 @@ def check_rows(kernels: Kernels, cache: torch.dtype) -> None:
 def check_plans(kernels: Kernels, cache: torch.dtype) -> None:
     """Sequences whole and cut, workers without work, pieces that a row does not see."""
     lengths = (0, 130, 2, 65)
-    for plan in (Plan(1), Plan(16), Plan(4, 16), Plan(3, 64, fixed_split=True)):
+    for plan in (Plan(4, 16), Plan(16), Plan(1), Plan(3, 64, fixed_split=True)):
         run(kernels, case(cache, lengths=lengths, q_len=3, heads=3, page_size=16), plan)
     # More pieces than one group of threads merges.
     run(kernels, case(cache, lengths=(200,), heads=5), Plan(12, 16))
@@ -195,30 +195,44 @@ def check_magnitudes(kernels: Kernels, cache: torch.dtype) -> None:
         run(kernels, problem._replace(q=one, softmax_scale=2.0**-power / 24), Plan(1))
 
 
-def check_invalid(kernels: Kernels, cache: torch.dtype) -> None:
-    """What cannot be right is NaN, the other sequences are right, and nothing is touched that was
-    not to be read: unused pages are NaN, and memory has bounds.
-    """
-    problem = make(
-        # The table has room for 176 tokens, within a unit; it ends with the last sequence's pages.
-        case(cache, lengths=(150, 40, 70, 0, 33), page_size=16, heads=5, extra_pages=1)
-    )
-    pages = problem.kv_cache.shape[0]
+# What cannot be right is NaN, the other sequences are right, and nothing is touched that was not to
+# be read: unused pages are NaN, and memory has bounds.
+
+
+def some_sequences(cache: torch.dtype) -> Problem:
+    # The table has room for 176 tokens, within a unit; it ends with the last sequence's pages.
+    return make(case(cache, lengths=(150, 40, 70, 0, 33), page_size=16, heads=5, extra_pages=1))
+
+
+def check_bad_pages(kernels: Kernels, cache: torch.dtype) -> None:
+    problem = some_sequences(cache)
     plans = itertools.cycle((Plan(4, 16), Plan(1)))
-    for column, page in ((0, -1), (5, pages), (9, HUGE), (3, -HUGE - 1)):
+    for column, page in ((5, problem.kv_cache.shape[0]), (0, -1), (9, HUGE), (3, -HUGE - 1)):
         call = Call(kernels, problem, next(plans))
         call.table[0, column] = page
         check(call.run(), but=(0,))
-    for length in (-1, problem.block_table.shape[1] * 16 + 1, HUGE):
+
+
+def check_no_pages(kernels: Kernels, cache: torch.dtype) -> None:
+    call = Call(kernels, some_sequences(cache))
+    call.pages, call.cache = 0, call.cache[:0]
+    check(call.run(), but=(0, 1, 2, 4))
+
+
+def check_bad_lengths(kernels: Kernels, cache: torch.dtype) -> None:
+    problem = some_sequences(cache)
+    plans = itertools.cycle((Plan(1), Plan(4, 16)))
+    for length in (problem.block_table.shape[1] * 16 + 1, -1, HUGE):
         call = Call(kernels, problem, next(plans))
         call.lengths[4] = length
         check(call.run(), but=(4,))
-    # Made for lengths that have other numbers of units: every one shorter, every one longer.
+
+
+def check_stale_plans(kernels: Kernels, cache: torch.dtype) -> None:
+    """Made for lengths that have other numbers of units: every one shorter, every one longer."""
     for lengths, wrong in (((1, 1, 1, 0, 1), (0, 2)), ((150, 170, 70, 0, 90), (1, 4))):
-        check(Call(kernels, problem, Plan(3, 64, lengths=lengths)).run(), but=wrong)
-    call = Call(kernels, problem)
-    call.pages, call.cache = 0, call.cache[:0]
-    check(call.run(), but=(0, 1, 2, 4))
+        call = Call(kernels, some_sequences(cache), Plan(3, 64, lengths=lengths))
+        check(call.run(), but=wrong)
 
 
 def check_schedules(kernels: Kernels, cache: torch.dtype) -> None:
