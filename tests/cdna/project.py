@@ -37,8 +37,11 @@ FLOAT8 = [torch.float8_e4m3fn, torch.float8_e4m3fnuz]
 HARDWARE = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+# Template arguments that are no types; those of an enumeration as they are written in a name.
+Numbers = int | tuple[int | str, ...]
 
-def mangled(kernel: str, *types: torch.dtype, number: int | tuple[int, ...] = 0) -> str:
+
+def mangled(kernel: str, *types: torch.dtype, number: Numbers = 0) -> str:
     """How the name of an instantiation begins in the Itanium C++ ABI: mla::gpu::kernel<types>, or
     kernel<types, numbers>. Without types it is no template.
     """
@@ -47,7 +50,10 @@ def mangled(kernel: str, *types: torch.dtype, number: int | tuple[int, ...] = 0)
         name = f"NS0_{len(NAMES[dtype])}{NAMES[dtype]}E"  # S0_ stands for mla::gpu
         arguments.append("S2_" if name in arguments else name)  # S2_: the first argument again
     numbers = number if isinstance(number, tuple) else (number,) if number else ()
-    last = "".join(f"L{'b' if isinstance(n, bool) else 'i'}{n:d}E" for n in numbers)
+    last = "".join(
+        n if isinstance(n, str) else f"L{'b' if isinstance(n, bool) else 'i'}{n:d}E"
+        for n in numbers
+    )
     if not types and not numbers:
         return f"_ZN3mla3gpu{len(kernel)}{kernel}E"
     return f"_ZN3mla3gpu{len(kernel)}{kernel}I{''.join(arguments)}{last}EEv"
@@ -64,9 +70,7 @@ class Kernels:
             self.folder / "hip" / f"{file}.hip", self.arch, ("-DMLA_DEVICE_ONLY",)
         )
 
-    def find(
-        self, file: str, kernel: str, *types: torch.dtype, number: int | tuple[int, ...] = 0
-    ) -> str:
+    def find(self, file: str, kernel: str, *types: torch.dtype, number: Numbers = 0) -> str:
         """The full name of kernel<types> or kernel<types, numbers>; exactly one has to be there."""
         start = mangled(kernel, *types, number=number)
         (name,) = (name for name in self.code(file).kernels if name.startswith(start))
@@ -109,7 +113,7 @@ class Device:
         types: tuple[torch.dtype, ...],
         grid: Dim,
         *arguments: Any,
-        number: int | tuple[int, ...] = 0,
+        number: Numbers = 0,
         threads: int = THREADS,
         **options: Any,
     ) -> Statistics:

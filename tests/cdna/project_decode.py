@@ -21,8 +21,8 @@ from mla_ops import reference
 KINDS = list(TYPES.values())  # in the order of mla::Type
 ROWS_AT_ONCE = 16
 WHOLE = 576  # the width of rows that the quick kernels are for
-PLAN_THREADS, COLUMN_THREADS = 1024, 128
-PIECES_AT_ONCE, ROWS_OF_A_MERGE = 9, 3
+PLAN_THREADS, PIECE_THREADS = 1024, 512
+PIECE_GROUPS, PIECES_AT_ONCE = 4, 9
 UNTOUCHED = 0xA5  # bytes of the output before it is written
 RESULTS = ("out", "lse", "partials")
 
@@ -102,14 +102,20 @@ class Call:
         parts = 1 if self.cache.dtype not in FLOAT8 else 3 if self.q.dtype == FP16 else 2
         grid = (self.plan.workers, -(-self.rows // ROWS_AT_ONCE))
         self._launch("decode", "decode_tiles", types, grid, number=(parts, is_whole))
-        groups = 4 if self.plan.workers > PIECES_AT_ONCE * self.batch else 1
-        each = min(self.rows, ROWS_OF_A_MERGE)
-        grid = self.batch * -(-self.rows // each)
-        threads = groups * COLUMN_THREADS
-        self._launch(
-            "merge", "merge_pieces", (), grid, np.int32(each), number=groups, threads=threads
-        )
+        self._merge()
         return self
+
+    def _merge(self) -> None:
+        """merge_pieces, as mla_merge_pieces launches it."""
+        workers = self.plan.workers
+        shares_pieces = self.plan.fixed_split or workers > PIECES_AT_ONCE * self.batch
+        rows_each = (
+            1 if shares_pieces else PIECE_GROUPS if workers > self.batch else 8 * PIECE_GROUPS
+        )
+        grid = self.batch * -(-self.rows // rows_each)
+        share = f"LNS0_5ShareE{0 if shares_pieces else 1}E"
+        options = {"number": (share,), "threads": PIECE_THREADS}
+        self._launch("merge", "merge_pieces", (), grid, np.int32(rows_each), **options)
 
     def make_plan(self) -> None:
         """first_unit from the plan kernel."""

@@ -312,15 +312,15 @@ MISTAKES = [
     Mistake(
         "pieces are merged without weights",
         "hip/merge.hip",
-        "const float weight = exp2f(lse[(at + k * GROUPS) * next] - top) * inverse;",
+        "const float weight = exp2f(lse[(at + k * kStride) * next] - top) * inverse;",
         "const float weight = inverse;",
         of("plans"),
     ),
     Mistake(
         "a group of threads is left out of the merge",
         "hip/merge.hip",
-        "for (int k = 0; k < GROUPS - 1; ++k) {",
-        "for (int k = 0; k < GROUPS - 2; ++k) {",
+        "for (int k = 1; k < kPieceGroups; ++k) {",
+        "for (int k = 1; k < kPieceGroups - 1; ++k) {",
         of("plans"),
     ),
     Mistake(
