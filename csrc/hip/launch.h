@@ -36,8 +36,9 @@ void with_float8(Type type, Body&& body) {
 // Launches a kernel that says itself, by MLA_AFTER_PREDECESSOR, when it needs the results of those
 // before it.
 template <class... Parameters, class... Arguments>
-void launch_overlapping(const MlaDevice& device, void (*kernel)(Parameters...), dim3 grid,
-                        dim3 block, size_t shared, hipStream_t stream, Arguments... arguments) {
+void launch_overlapping([[maybe_unused]] const MlaDevice& device, void (*kernel)(Parameters...),
+                        dim3 grid, dim3 block, size_t shared, hipStream_t stream,
+                        Arguments... arguments) {
 #if defined(__CUDACC__)
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;

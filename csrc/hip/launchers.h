@@ -13,6 +13,7 @@ struct MlaDevice {
   int32_t processors;    // multiprocessors or compute units
   int32_t shared_bytes;  // shared memory that a block may have
   int32_t can_overlap;   // kernels may begin before the one in front of them ends
+  mla::Type float8;      // AMD: what the matrix unit multiplies; float32 is none
 };
 // Asked once per device and process.
 const MlaDevice* mla_device(int32_t device);
@@ -68,7 +69,6 @@ struct MlaDecode {
   int64_t slots, partial_width;
   uint32_t pages, page_factor, page_shift;  // token / page_size is (2 token factor) >> 32 >> shift
   uint32_t page_bytes, row_bytes;           // from one to the next, where is_aligned
-  int32_t is_whole;                         // is_aligned, and rows as wide as the kernel takes
   int32_t is_aligned;        // cache rows are whole pieces of 16 bytes, and begin at multiples
   int32_t is_query_aligned;  // so are query rows
 };

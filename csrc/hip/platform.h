@@ -14,6 +14,9 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
 #define MLA_LOAD(pointer) (*(pointer))
 // CDNA runs 64 lanes in step.
 #define MLA_WAVE 64
+// A kernel that wants no more than n waves on a SIMD, and the registers of those that are not
+// there.
+#define MLA_WAVES_PER_SIMD(n) __attribute__((amdgpu_waves_per_eu(n, n)))
 // Before a short loop whose copies would each keep scalar registers: unrolled there are not enough.
 // nvcc, which has no such registers, would put what such a loop indexes into local memory.
 #define MLA_SHORT_LOOP _Pragma("unroll 1")
@@ -70,3 +73,22 @@ typedef unsigned short MlaPair __attribute__((ext_vector_type(2)));
 #define MLA_INLINE __host__ __device__ __forceinline__
 
 #include <stdint.h>
+
+namespace mla::gpu {
+
+// A kernel's first argument, which AMD's compiler reads from memory again from here on. All of a
+// large one would not fit into the scalar registers in which it is kept from the start otherwise.
+template <class Argument>
+__device__ __forceinline__ const Argument& argument_again(const Argument& argument) {
+#if defined(__HIP__)
+  (void)argument;
+  using Constant = const __attribute__((address_space(4))) Argument;
+  auto* at = (Constant*)__builtin_amdgcn_kernarg_segment_ptr();
+  asm volatile("" : "+s"(at));
+  return *(const Argument*)at;
+#else
+  return argument;
+#endif
+}
+
+}  // namespace mla::gpu
