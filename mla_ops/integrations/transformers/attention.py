@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mla_ops.checks import MAX_Q_LEN
 from mla_ops.integrations.transformers import absorption, columns
-from mla_ops.integrations.transformers.cache import CachedLatents
+from mla_ops.integrations.transformers.layers import CachedLatents
 from mla_ops.integrations.transformers.families import BASES, is_sparse
 from mla_ops.integrations.transformers.options import Options
 from mla_ops.integrations.transformers.pool import Chunk, LatentPool
@@ -64,6 +64,9 @@ def attend(
     Returns [B, S, H, v] and attention weights, None where the op decoded.
     """
     options: Options | None = getattr(module, "_mla_ops", None)
+    if options is not None and hasattr(module, "build_attention_mask_from_topk"):
+        # glm5_next: made of 0 and the least number, for every implementation but sdpa.
+        attention_mask = attention_mask >= 0 if attention_mask is not None else None
     reason = _not_ours(query, attention_mask, dropout, kwargs)
     if options is not None and reason is None:
         seen = _seen(attention_mask, indices)
@@ -156,34 +159,27 @@ def _expanded(module: nn.Module, key: Any, value: Any) -> tuple[Tensor, Tensor]:
 def _base_mask(
     query: Tensor, key: Tensor, mask: Tensor | None, indices: Tensor | None, base: str
 ) -> Tensor | None:
-    """Return the mask that transformers' own attention wants."""
+    """Return the mask that transformers' own attention wants, from what `make_mask` made or a user
+    brought."""
     q_len, width = query.shape[2], key.shape[2]
-    if q_len > MAX_Q_LEN or (mask is not None and mask.is_floating_point()):
-        mask = None if mask is None else mask[..., :width]  # a static cache's is longer
-    elif mask is None:
+    if mask is None and q_len > MAX_Q_LEN:
+        return None  # sdpa knows the causal one by itself
+    if mask is None:
         mask = torch.ones(q_len, width, dtype=torch.bool, device=query.device)
         mask = mask.tril(width - q_len)[None, None]
-    elif mask.dtype != torch.bool:
+    elif mask.dtype == torch.int32:
         mask = columns.as_mask(mask, width)
-    if mask is None:
-        return None
+    mask = mask[..., :width]  # a static cache's is longer
     if indices is not None:
-        chosen = torch.zeros(
-            (*indices.shape[:2], width + 1), dtype=torch.bool, device=query.device
-        )
-        place = torch.where((indices >= 0) & (indices < width), indices, width).long()
-        chosen = chosen.scatter(-1, place, True)[:, None, :, :width]
+        chosen = columns.as_mask(columns.of_names(indices, indices >= 0), width)[:, None]
         if mask.dtype == torch.bool:
-            return mask & chosen if base != "eager" else _additive(mask & chosen, query.dtype)
-        return mask.masked_fill(~chosen, torch.finfo(query.dtype).min)
+            mask = mask & chosen
+        else:
+            mask = mask.masked_fill(~chosen, torch.finfo(query.dtype).min)
     if base == "eager" and mask.dtype == torch.bool:
-        return _additive(mask, query.dtype)
+        zero = torch.zeros((), dtype=query.dtype, device=mask.device)
+        mask = torch.where(mask, zero, torch.finfo(query.dtype).min)
     return mask
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    zero = torch.zeros((), dtype=dtype, device=mask.device)
-    return torch.where(mask, zero, torch.finfo(dtype).min)
 
 
 def _eager_of(module: nn.Module) -> Any:

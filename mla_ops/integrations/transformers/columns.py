@@ -56,9 +56,10 @@ def between(counts: Tensor, names: Tensor, start: int, size: int) -> tuple[Tenso
 
 
 def as_mask(columns: Tensor, width: int) -> Tensor:
-    """Return the mask [..., width] of a list."""
+    """Return the mask [..., width] of a list; names of width and more are left out."""
     names, counts = columns[..., 1:], columns[..., :1]
     real = torch.arange(names.shape[-1], device=columns.device) < counts
+    real &= names < width
     mask = torch.zeros((*names.shape[:-1], width + 1), dtype=torch.bool, device=columns.device)
     place = torch.where(real, names, width).long()
     return mask.scatter_(-1, place, True)[..., :width]

@@ -139,8 +139,8 @@ class LatentPool:
         if isinstance(at, Tensor):
             slots = torch.where(column < chunk.size, slots, -1)
         write_kv_cache(
-            kv_c.reshape(-1, self.kv_lora_rank),
-            k_pe.reshape(-1, self.rope),
+            kv_c.flatten(0, 1),
+            k_pe.flatten(0, 1),
             chunk.kv_cache,
             slots.flatten(),
             self.kv_scale,

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from mla_ops.integrations.transformers import absorption, attention, families, options
-from mla_ops.integrations.transformers.cache import LatentCache, StaticPagedLayer, adopt, paged
+from mla_ops.integrations.transformers.cache import LatentCache, adopt, paged
+from mla_ops.integrations.transformers.layers import StaticPagedLayer
 
 _MARK = "_mla_ops"  # on the model and its attention modules: the Options
 
