@@ -6,12 +6,13 @@ Sizes are odd on purpose: heads, widths and ranks all differ, so that one taken 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 import torch
 
 COMMON: dict[str, Any] = {
-    "vocab_size": 199,
+    "vocab_size": 61,
     "hidden_size": 48,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
@@ -39,7 +40,7 @@ MOE: dict[str, Any] = {
     "n_shared_experts": 1,
     "n_group": 1,
     "topk_group": 1,
-    "first_k_dense_replace": 1,
+    "first_k_dense_replace": 9,  # where a router decides, a rounding is a jump
 }
 YARN = {
     "rope_type": "yarn",
@@ -96,7 +97,7 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 
 
-def make(family: str, **changes: Any) -> Any:
+def make(family: str, seed: int = 0, **changes: Any) -> Any:
     """Return a random model in evaluation mode, the same one every time.
 
     A family of image models gives its text model, which has no head and cannot generate.
@@ -106,6 +107,20 @@ def make(family: str, **changes: Any) -> Any:
     config_class = getattr(module, f"{prefix}TextConfig", None) or getattr(module, f"{prefix}Config")
     model_class = getattr(module, f"{prefix}ForCausalLM", None)
     model_class = model_class or getattr(module, f"{prefix}TextModel")
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = config_class(**{**COMMON, **MOE, **extra, **changes})
     return model_class(config).eval()
+
+
+def is_there(family: str) -> bool:
+    """Whether the installed transformers has a family."""
+    package = FAMILIES[family][0]
+    return importlib.util.find_spec(f"transformers.models.{package}") is not None
+
+
+def cache_name() -> str:
+    """What forward calls the cache in the installed transformers."""
+    import transformers
+
+    major, minor = map(int, transformers.__version__.split(".")[:2])
+    return "cache" if (major, minor) >= (5, 24) else "past_key_values"

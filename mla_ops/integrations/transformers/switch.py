@@ -117,12 +117,17 @@ def _before(model: Any, decoder: Any) -> Any:
                 return None
             kwargs[name] = LatentCache(model)
             return args, kwargs
-        if not torch.compiler.is_compiling():
+        if not _in_a_graph():
             adopt(cache, getattr(model, _MARK))
             _check_room(cache, args, kwargs)
         return None
 
     return before
+
+
+def _in_a_graph() -> bool:
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    return torch.compiler.is_compiling() or capturing
 
 
 def _check_room(cache: Any, args: Any, kwargs: dict[str, Any]) -> None:
