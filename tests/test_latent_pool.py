@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("transformers")
-
-from mla_ops import reference  # noqa: E402
-from mla_ops.integrations.transformers import columns, pool  # noqa: E402
-from mla_ops.integrations.transformers.pool import LatentPool  # noqa: E402
+from mla_ops import reference
+from mla_ops.integrations.transformers import columns, pool
+from mla_ops.integrations.transformers.pool import LatentPool
 
 RANK, ROPE, HEADS, SCALE = 24, 8, 3, 0.2
 

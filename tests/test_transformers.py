@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+import transformers
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers")
-
-from mla_ops.integrations.transformers import LatentCache, enable  # noqa: E402
-from mla_ops.integrations.transformers.pool import LatentPool  # noqa: E402
+from mla_ops.integrations.transformers import LatentCache, enable, families
+from mla_ops.integrations.transformers.pool import LatentPool
 
 STEPS = 64
 PROMPT = 24
@@ -78,9 +77,8 @@ def greedy(model: Any, ids: Tensor, steps: int = STEPS, **options: Any) -> Any:
 
 
 def skip_unless_there(family: str) -> None:
-    package = tiny_models.FAMILIES[family][0]
     if not tiny_models.is_there(family):
-        pytest.skip(f"transformers {transformers.__version__} has no {package}")
+        pytest.skip(f"transformers {transformers.__version__} has no {family} as it is now")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
@@ -102,7 +100,7 @@ def test_greedy_tokens_are_the_same(
     assert ((best - second) / logits.std(-1)).min() > MARGIN * (dtype == torch.float32)
     if dtype == torch.float32:
         error = (torch.stack(got.logits, 1) - logits).norm() / logits.norm()
-        assert error < 2e-6
+        assert error < 3e-6
     assert len(calls) % (STEPS - 1) == 0 and calls, "every step but the prefill, in every layer"
     assert {shape[1] for shape in calls} == {1}
 
@@ -126,13 +124,15 @@ def walk(model: Any, ids: Tensor, mask: Tensor, cuts: tuple[int, ...]) -> tuple[
 
 
 @pytest.mark.parametrize("family", [*SEEDS, *SPARSE, *WITHOUT_HEAD])
-def test_padded_batches_and_pieces_of_any_length(
-    family: str, calls: list[tuple[int, ...]]
-) -> None:
+def test_padded_batches_and_pieces_of_any_length(family: str, calls: list[tuple[int, ...]]) -> None:
     """A prefill, single tokens, three and eight at once, a second prefill; padding on the left, on
     the right and in the middle. Sparse models choose 12 tokens of up to 60."""
     skip_unless_there(family)
     model = tiny_models.make(family, SEEDS.get(family, 0))
+    if family in SPARSE and families.version() < families.OLDEST_SPARSE:
+        with pytest.raises(ValueError, match=r"transformers must be 5\.17 .* self_attn .*, got 5"):
+            enable(model)
+        return
     ids = prompt(3, 60)
     mask = torch.ones_like(ids)
     mask[0, :9] = 0
@@ -196,6 +196,7 @@ def test_fp8_cache(family: str, given: bool, record_property: Any) -> None:
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "mistral4", "kimi_linear"])
 def test_a_long_prompt(family: str, calls: list[tuple[int, ...]]) -> None:
+    skip_unless_there(family)
     model = tiny_models.make(family, SEEDS[family])
     ids, cuts = prompt(1, 2100), (2060, *range(2061, 2100))
     mask = torch.ones_like(ids)

@@ -104,7 +104,9 @@ def make(family: str, seed: int = 0, **changes: Any) -> Any:
     """
     package, prefix, extra = FAMILIES[family]
     module = importlib.import_module(f"transformers.models.{package}")
-    config_class = getattr(module, f"{prefix}TextConfig", None) or getattr(module, f"{prefix}Config")
+    config_class = getattr(module, f"{prefix}TextConfig", None) or getattr(
+        module, f"{prefix}Config"
+    )
     model_class = getattr(module, f"{prefix}ForCausalLM", None)
     model_class = model_class or getattr(module, f"{prefix}TextModel")
     torch.manual_seed(seed)
@@ -113,13 +115,14 @@ def make(family: str, seed: int = 0, **changes: Any) -> Any:
 
 
 def is_there(family: str) -> bool:
-    """Whether the installed transformers has a family."""
+    """Whether the installed transformers has a family, with the config it has now."""
     package = FAMILIES[family][0]
-    return importlib.util.find_spec(f"transformers.models.{package}") is not None
+    found = importlib.util.find_spec(f"transformers.models.{package}") is not None
+    return found and (family != "glm5_next" or cache_name() == "cache")
 
 
 def cache_name() -> str:
-    """What forward calls the cache in the installed transformers."""
+    """Return what forward calls the cache in the installed transformers."""
     import transformers
 
     major, minor = map(int, transformers.__version__.split(".")[:2])

@@ -1,12 +1,14 @@
 """W_UK and W_UV of a model's `kv_b_proj`, and what they are multiplied with.
 
-`kv_b_proj` makes keys and values of a latent c: k_nope = W_UK c and v = W_UV c for every head. Since
-q . (W_UK c) = (W_UK' q) . c, the query takes W_UK in, attention runs on the latents themselves, and
-W_UV is applied to its result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). Both matrices are views
-of the weight: no memory, and nothing that goes stale when it is moved or trained.
+`kv_b_proj` makes keys and values of a latent c: k_nope = W_UK c and v = W_UV c for every head.
+Since q . (W_UK c) = (W_UK' q) . c, the query takes W_UK in, attention runs on the latents
+themselves, and W_UV is applied to its result (DeepSeek-V2, arXiv 2405.04434, section 2.1.2). Both
+matrices are views of the weight: no memory, and nothing goes stale when it is moved or trained.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from mla_ops import checks
 AGREEMENT = 3e-2
 
 
-def views(module: nn.Module) -> tuple[Tensor, Tensor]:
+def views(module: Any) -> tuple[Tensor, Tensor]:
     """Return W_UK [H, nope, R] and W_UV [H, v, R] of an attention module."""
     nope, value = module.qk_nope_head_dim, module.v_head_dim
     weight = module.kv_b_proj.weight
@@ -26,7 +28,7 @@ def views(module: nn.Module) -> tuple[Tensor, Tensor]:
     return per_head[:, :nope], per_head[:, nope:]
 
 
-def absorb(module: nn.Module, query: Tensor) -> tuple[Tensor, Tensor]:
+def absorb(module: Any, query: Tensor) -> tuple[Tensor, Tensor]:
     """Turn queries [B, H, S, nope + rope] into q_nope [B, S, H, R] and q_pe [B, S, H, rope]."""
     w_uk, _ = views(module)
     batch, heads, q_len, _ = query.shape
@@ -36,7 +38,7 @@ def absorb(module: nn.Module, query: Tensor) -> tuple[Tensor, Tensor]:
     return absorbed.permute(1, 2, 0, 3), q_pe.transpose(1, 2)
 
 
-def expand(module: nn.Module, out: Tensor) -> Tensor:
+def expand(module: Any, out: Tensor) -> Tensor:
     """Turn attention over latents [B, S, H, R] into values [B, S, H, v]."""
     _, w_uv = views(module)
     batch, q_len, heads, rank = out.shape
@@ -46,7 +48,7 @@ def expand(module: nn.Module, out: Tensor) -> Tensor:
     return values.permute(2, 3, 0, 1)
 
 
-def check(name: str, module: nn.Module) -> None:
+def check(name: str, module: Any) -> None:
     """Refuse a module whose W_UK and W_UV cannot be taken. Raises ValueError with the reason."""
     linear = module.kv_b_proj
     what = f"{name}.kv_b_proj"
@@ -70,7 +72,7 @@ def check(name: str, module: nn.Module) -> None:
     _check_agreement(name, module)
 
 
-def _check_agreement(name: str, module: nn.Module) -> None:
+def _check_agreement(name: str, module: Any) -> None:
     """Compare with the module's own expansion on two tokens: a family that expands otherwise is
     refused by name and not served wrongly."""
     weight = module.kv_b_proj.weight

@@ -22,8 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from mla_ops.checks import MAX_Q_LEN
 from mla_ops.integrations.transformers import absorption, columns
-from mla_ops.integrations.transformers.layers import CachedLatents
 from mla_ops.integrations.transformers.families import BASES, is_sparse
+from mla_ops.integrations.transformers.layers import CachedLatents
 from mla_ops.integrations.transformers.options import Options
 from mla_ops.integrations.transformers.pool import Chunk, LatentPool
 
@@ -32,15 +32,13 @@ logger = logging.getLogger("mla_ops")
 NAMES = {base: "mla_ops" if base == "sdpa" else f"mla_ops_{base}" for base in BASES}
 
 
-def keep_latents(
-    self: nn.Module, kv_nope: Any, k_rot: Any
-) -> tuple[Any, Any]:
+def keep_latents(self: nn.Module, kv_nope: Any, k_rot: Any) -> tuple[Any, Any]:
     """Stands for a module's `expand_kv`: the attention function gets what the cache returned."""
     return kv_nope, k_rot
 
 
 def attend(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Any,
     value: Any,
@@ -91,7 +89,15 @@ def attend(
     function = ALL_ATTENTION_FUNCTIONS.get_interface(base, _eager_of(module))
     rest = {"s_aux": s_aux} if s_aux is not None else {}
     return function(
-        module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **rest, **kwargs
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling=scaling,
+        dropout=dropout,
+        **rest,
+        **kwargs,
     )
 
 
@@ -150,7 +156,7 @@ def _pool(key: Any, value: Any) -> tuple[LatentPool, Any]:
     return pool, length
 
 
-def _expanded(module: nn.Module, key: Any, value: Any) -> tuple[Tensor, Tensor]:
+def _expanded(module: Any, key: Any, value: Any) -> tuple[Tensor, Tensor]:
     if isinstance(key, CachedLatents):
         key, value = key.all()
     return type(module).expand_kv(module, key, value)
@@ -204,8 +210,8 @@ def make_mask(
 ) -> Tensor | None:
     """Make the mask of a step; called by transformers once for all layers.
 
-    A prefill gets that of `base`. A decode step gets None where nothing is padded, a list of columns
-    [B, 1, S, 1 + T] elsewhere, and a mask [B, 1, S, T] for models whose indexer reads it.
+    A prefill gets that of `base`. A decode step gets None where nothing is padded, a list of
+    columns [B, 1, S, 1 + T] elsewhere, and a mask [B, 1, S, T] for models whose indexer reads it.
     """
     arguments = {
         "batch_size": batch_size,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import nn
 from transformers import cache_utils
 
 from mla_ops.integrations.transformers.layers import PagedLayer, StaticPagedLayer
@@ -22,7 +21,7 @@ class LatentCache(cache_utils.Cache):
     transformers' own.
     """
 
-    def __init__(self, model: nn.Module, *, max_cache_len: int | None = None) -> None:
+    def __init__(self, model: Any, *, max_cache_len: int | None = None) -> None:
         options: Options | None = getattr(model, "_mla_ops", None)
         if options is None:
             raise ValueError("model must be one that enable(model) was called on, got another")

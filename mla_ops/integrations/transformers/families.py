@@ -14,11 +14,17 @@ import transformers
 from torch import nn
 
 OLDEST = (5, 15)
+# Before, sparse models cached expanded keys, and filled boolean masks with the least float: True.
+OLDEST_SPARSE = (5, 17)
 NEEDED = (
     *("expand_kv", "kv_b_proj", "qk_nope_head_dim", "qk_rope_head_dim"),
     *("v_head_dim", "kv_lora_rank", "layer_idx", "scaling", "config"),
 )
 BASES = ("sdpa", "eager")  # what prefills; others read their own name from the config
+
+
+def _text(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))
 
 
 def version() -> tuple[int, int]:
@@ -27,12 +33,12 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def attentions(model: nn.Module) -> dict[str, nn.Module]:
+def attentions(model: nn.Module) -> dict[str, Any]:
     """Return the MLA attention modules of a model by name. Raises ValueError where it has none, or
     this transformers caches expanded keys and values."""
     if version() < OLDEST:
         raise ValueError(
-            f"transformers must be {'.'.join(map(str, OLDEST))} or newer, which caches latents, got "
+            f"transformers must be {_text(OLDEST)} or newer, which caches latents, got "
             f"{transformers.__version__}"
         )
     if not isinstance(model, transformers.PreTrainedModel):
@@ -42,6 +48,13 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if all(hasattr(module, attribute) for attribute in NEEDED)
     }
+    for name, module in found.items():
+        if is_sparse(module.config) and version() < OLDEST_SPARSE:
+            raise ValueError(
+                f"transformers must be {_text(OLDEST_SPARSE)} or newer for {name} "
+                f"({type(module).__name__}), whose indexer did not keep to the mask before, got "
+                f"{transformers.__version__}"
+            )
     if found:
         return found
     for name, module in model.named_modules():
@@ -56,7 +69,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     )
 
 
-def decoder_of(model: Any, modules: dict[str, nn.Module]) -> nn.Module:
+def decoder_of(model: Any, modules: dict[str, Any]) -> Any:
     """Return the innermost model around all these modules: it makes masks and a default cache."""
     inside = {id(module) for module in modules.values()}
     around = [

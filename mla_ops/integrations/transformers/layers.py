@@ -1,7 +1,7 @@
 """Layers of a transformers `Cache` over pages of latents.
 
 `update` stores the new latents and returns, as keys and as values, one `CachedLatents`: what the
-attention function of `attention.py` needs, and not the whole context, which nobody expands any more.
+attention function of `attention.py` needs. The whole context is no tensor any more.
 """
 
 from __future__ import annotations
@@ -256,5 +256,3 @@ class StaticPagedLayer(PagedLayer):
 
     def _set_length(self, length: int) -> None:
         self.length.fill_(length)
-
-

@@ -52,7 +52,9 @@ def checked(
 ) -> Options:
     """Return the options, or raise ValueError or TypeError with what was expected and what came."""
     if cache_dtype not in CACHE_DTYPES:
-        raise ValueError(f"cache_dtype must be one of {', '.join(CACHE_DTYPES)}, got {cache_dtype!r}")
+        raise ValueError(
+            f"cache_dtype must be one of {', '.join(CACHE_DTYPES)}, got {cache_dtype!r}"
+        )
     if not isinstance(page_size, int) or isinstance(page_size, bool):
         raise TypeError(f"page_size must be an integer, got {type(page_size).__name__}")
     if not 1 <= page_size <= checks.INT32_MAX:
@@ -63,14 +65,17 @@ def checked(
     if kv_scale is not None:
         if cache_dtype != "fp8":
             raise ValueError(f"kv_scale must be None for cache_dtype={cache_dtype!r}, got one")
-        several = isinstance(kv_scale, Sequence)
-        values = tuple(float(one) for one in kv_scale) if several else (float(kv_scale),)
-        if several and len(values) != len(layers):
-            raise ValueError(
-                f"kv_scale must be one number or one for each of the {len(layers)} layers, got "
-                f"{len(values)}"
-            )
+        if isinstance(kv_scale, Sequence):
+            values = tuple(float(one) for one in kv_scale)
+            if len(values) != len(layers):
+                raise ValueError(
+                    f"kv_scale must be one number or one for each of the {len(layers)} layers, "
+                    f"got {len(values)}"
+                )
+            scale = values
+        else:
+            values = (float(kv_scale),)
+            scale = values[0]
         if not all(0 < one <= checks.FLOAT32_MAX for one in values):
             raise ValueError(f"kv_scale must be positive and finite, got {kv_scale}")
-        scale = values if several else values[0]
     return Options(cache_dtype, page_size, backend, scale, layers, sparse, base)

@@ -80,7 +80,9 @@ def enable(
     for config in configs.values():
         config._attn_implementation = attention.NAMES[chosen.base]
     setattr(model, _MARK, chosen)
-    model._mla_ops_hook = decoder.register_forward_pre_hook(_before(model, decoder), with_kwargs=True)
+    model._mla_ops_hook = decoder.register_forward_pre_hook(
+        _before(model, decoder), with_kwargs=True
+    )
     if hasattr(model, "_prepare_cache_for_generation"):
         model._prepare_cache_for_generation = types.MethodType(_prepare_cache, model)
     return Enabled(model)
@@ -148,7 +150,7 @@ def _prepare_cache(
     batch_size: int,
     max_cache_length: int,
 ) -> Any:
-    """Stands for the method of the same name: what it made, or was given, keeps latents in pages."""
+    """Stands for the method of the same name: the cache it made, or was given, is paged."""
     result = type(self)._prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     )
