@@ -6,7 +6,7 @@
 Random weights, caches filled with random latents up to the context, one sequence, one new token.
 "attention" is the first layer's attention module (projections and cache write included), "step" the
 whole model. All have static caches (transformers' dynamic one copies itself at every step); on a
-GPU a step is captured in a graph, on a CPU it runs eagerly. Contenders run in turn; what is compared
+GPU a step is captured in a graph, on a CPU it runs eagerly. Contenders run in turn; compared
 are medians of one run. A contender that does not fit into memory is left out, and said so.
 """
 
@@ -269,8 +269,11 @@ def main() -> None:
     parser.add_argument("--what", nargs="+", choices=("attention", "step"))
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--repeats", type=int)
+    parser.add_argument("--threads", type=int, help="of the CPU (default: torch's choice)")
     arguments = parser.parse_args()
 
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
     device: str = arguments.device
     dtype = getattr(torch, arguments.dtype)
     contexts = [1024 * one for one in arguments.contexts or CONTEXTS[device]]

@@ -259,3 +259,7 @@ def test_bytes_are_those_of_the_formula() -> None:
                 model(prompt(2), use_cache=True, **{tiny_models.cache_name(): cache})
             # layers * sequences * columns in whole pages * (R + rope) * element
             assert cache.nbytes == 3 * 2 * 112 * (40 + 16) * itemsize
+            # What generate announces is all that is taken: 24 + 30 columns.
+            cache = LatentCache(model)
+            greedy(model, prompt(2), 30, **{tiny_models.cache_name(): cache})
+            assert cache.nbytes == 3 * 2 * 64 * (40 + 16) * itemsize

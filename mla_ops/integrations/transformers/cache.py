@@ -62,7 +62,7 @@ def adopt(cache: Any, options: Options, announced: int | None = None) -> None:
         cache.layers = [cache_utils.DynamicLayer() for _ in wanted]
     for index, layer in enumerate(cache.layers):
         if isinstance(layer, PagedLayer):
-            layer.announced = announced
+            layer.announced = announced or layer.announced
         elif index in wanted and not getattr(layer, "is_initialized", True):
             cache.layers[index] = _paged_instead_of(layer, options, index)
             cache.layers[index].announced = announced
