@@ -6,8 +6,8 @@
 Random weights, caches filled with random latents up to the context, one sequence, one new token.
 "attention" is the first layer's attention module (projections and cache write included), "step" the
 whole model. All have static caches (transformers' dynamic one copies itself at every step); on a
-GPU a step is captured in a graph, on a CPU it runs eagerly. Contenders run in turn; compared
-are medians of one run. A contender that does not fit into memory is left out, and said so.
+GPU a step is captured in a graph, on a CPU it runs eagerly, contenders in turn; compared are medians
+of one run. A contender that does not fit into memory is left out, and said so.
 """
 
 from __future__ import annotations
