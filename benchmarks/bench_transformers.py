@@ -4,10 +4,10 @@
     python benchmarks/bench_transformers.py --device cpu --csv FILE
 
 Random weights, caches filled with random latents up to the context, one sequence, one new token.
-"attention" is the first layer's attention module (projections and cache write included), "step" the
-whole model. All have static caches (transformers' dynamic one copies itself at every step); on a
-GPU a step is captured in a graph, on a CPU it runs eagerly, contenders in turn; compared are medians
-of one run. A contender that does not fit into memory is left out, and said so.
+"attention" is the first layer's attention module (projections and cache write included), "step"
+the whole model. All have static caches (transformers' dynamic one copies itself at every step); on
+a GPU a step is captured in a graph, on a CPU it runs eagerly, contenders in turn. Compared are
+medians of one run. A contender that does not fit into memory is left out, and said so.
 """
 
 from __future__ import annotations
@@ -170,12 +170,12 @@ def steps(model: Any, cache: Any, context: int) -> dict[str, Callable[[], Any]]:
         out = attention(hidden, position_embeddings=rotation, attention_mask=mask, **{name: cache})[
             0
         ]
-        cache.layers[0].crop(-1) if device.type == "cpu" else _back(cache.layers[:1])
+        _back(cache.layers[:1])
         return out
 
     def step() -> Any:
         out = model(token, position_ids=position, **{name: cache}).logits
-        cache.crop(-1) if device.type == "cpu" else _back(cache.layers)
+        _back(cache.layers)
         return out
 
     return {"attention": attend, "step": step}
