@@ -51,7 +51,7 @@ $(BUILT): $(ENVIRONMENT) $(BUILD_INPUTS)
 	@$(PY) -P build_tools/summary.py
 	@mv $@.begun $@  # dated before the build: what is edited meanwhile is newer
 
-demo: $(BUILT)  ## eight decode cases, each checked against the float64 oracle
+demo: $(BUILT)  ## eight decode cases against the float64 oracle, and a model that writes
 	$(PY) -P -m mla_ops demo
 
 test: lint sanitize-short pytest  ## what CI runs
