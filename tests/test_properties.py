@@ -36,8 +36,9 @@ LENGTHS = st.lists(
 
 @st.composite
 def problems(draw: st.DrawFn, **fixed: Any) -> Case:
-    """Any case. Rows of few numbers have no bfloat16 output, and those of very few nothing that
-    cancels to nearly 0: see compare.py."""
+    """Any case. Rows of few numbers have no bfloat16 output, nor have rows of numbers that are all
+    alike: rounding these costs up to 2^-8 wherever they lie (1.0038 between 1 and 1.0078), whoever
+    does it. Rows of very few numbers have nothing that cancels to nearly 0: see compare.py."""
     q_dtype = draw(st.sampled_from([BF16, FP16, FP32, FP32, FN, FNUZ]))
     if q_dtype in (FP16, FP32):
         rank, rope = draw(st.integers(1, 130)), draw(st.integers(0, 70))
@@ -45,7 +46,7 @@ def problems(draw: st.DrawFn, **fixed: Any) -> Case:
         data = draw(st.sampled_from(kinds))
     else:
         rank, rope = draw(st.sampled_from([(512, 64), (256, 32), (257, 3), (300, 0)]))
-        data = draw(st.sampled_from(["normal", "shifted", "flat"]))
+        data = draw(st.sampled_from(["normal", "shifted"]))
     values = {
         "lengths": draw(LENGTHS),
         "heads": draw(st.one_of(st.integers(1, 40), st.sampled_from([64, 128]))),
