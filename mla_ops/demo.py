@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_ops import __version__, _compiled, capability, problems
+from mla_ops import __version__, _compiled, capability, draw, problems
 from mla_ops.problems import BAR, HEADS, PAGE, RANK, ROPE, SHORTCUT, Case
 
 CASES = tuple(Case(batch, context) for batch in (4, 32, 64, 256) for context in (1024, 8192))
@@ -102,7 +102,7 @@ def main(arguments: argparse.Namespace) -> int:
     cases: tuple[Case, ...] = arguments.cases or (QUICK if arguments.quick else CASES)
     fitting = {case: fit(case, free) for case in cases}
     largest = max(case.pool_bytes for case in (*filter(None, fitting.values()), Case(1, PAGE)))
-    progress = Progress(-(-largest // problems.CHUNK) + len(cases) + 1)
+    progress = Progress(-(-largest // draw.CHUNK) + len(cases) + 1)
     try:
         generator = torch.Generator(device).manual_seed(0)
         pool = problems.draw_pool(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mla_ops import checks
+from mla_ops import checks, tuned
 
 NATIVE = 0
 
@@ -81,14 +81,16 @@ def plan(
     seq_lens: [B] int32. block_table: [B, pages] int32; pages * page_size bounds what the plan has
         room for.
     page_size, num_heads, q_len: of the decode it is for.
-    workers: how many share the work; by default the threads of a CPU or the multiprocessors of a
-        GPU.
+    workers: how many share the work; by default what `python -m mla_ops tune` found for such
+        shapes, or else the threads of a CPU or the multiprocessors of a GPU.
     batch_invariant: cut sequences every `split_tokens` tokens and nowhere else, so that a
         sequence's result has the same bits alone, in any batch and at any place in it.
 
     Raises ValueError or TypeError for wrong shapes, dtypes and numbers.
     """
     checks.plan_request(seq_lens, block_table, page_size, split_tokens, workers)
+    if workers is None and not batch_invariant:
+        workers = _tuned_workers(seq_lens, block_table.shape[1] * page_size, num_heads, q_len)
     if workers is None:
         workers = _workers_of(seq_lens.device)
     unit = split_tokens if batch_invariant else UNIT_TOKENS
@@ -104,3 +106,11 @@ def _workers_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return torch.get_num_threads()
+
+
+def _tuned_workers(seq_lens: Tensor, tokens: int, heads: int, q_len: int) -> int | None:
+    # Under torch.compile sizes may be symbolic, and plans are made outside.
+    if torch.compiler.is_compiling():
+        return None
+    found = tuned.choice(seq_lens.device, "native", seq_lens.shape[0], tokens, heads, q_len)
+    return found.get("workers")
