@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -50,14 +51,14 @@ def test_as_a_command() -> None:
 def test_works_without_tqdm_and_on_the_torch_backend(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = demo.importlib.import_module
+    real = importlib.import_module
 
     def without_tqdm(name: str) -> object:
         if name == "tqdm":
             raise ImportError(name)
         return real(name)
 
-    monkeypatch.setattr(demo.importlib, "import_module", without_tqdm)
+    monkeypatch.setattr(importlib, "import_module", without_tqdm)
     monkeypatch.setenv("MLA_OPS_BACKEND", "torch")
     assert main(TINY) == 0
     assert "backend torch" in capsys.readouterr().out
