@@ -92,7 +92,7 @@ def plan(
     if workers is None and not batch_invariant:
         workers = _tuned_workers(seq_lens, block_table.shape[1] * page_size, num_heads, q_len)
     if workers is None:
-        workers = _workers_of(seq_lens.device)
+        workers = default_workers(seq_lens.device)
     unit = split_tokens if batch_invariant else UNIT_TOKENS
     batch = seq_lens.shape[0]
     capacity = batch * max(1, -(-block_table.shape[1] * page_size // unit))
@@ -102,7 +102,8 @@ def plan(
 
 
 @torch.compiler.assume_constant_result
-def _workers_of(device: torch.device) -> int:
+def default_workers(device: torch.device) -> int:
+    """Return how many share the work where nothing else was said or tuned."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).multi_processor_count
     return torch.get_num_threads()

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mla_ops import _compiled
+
 logger = logging.getLogger("mla_ops")
 
 VERSION = 1
@@ -50,7 +52,13 @@ def machine(device: torch.device) -> str:
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         return f"{properties.name}, {properties.multi_processor_count} multiprocessors"
-    return f"{device.type}, {torch.get_num_threads()} threads, {os.environ.get('MLA_OPS_ISA', '')}"
+    return f"{device.type}, {torch.get_num_threads()} threads, {_isa()}"
+
+
+@functools.cache
+def _isa() -> str:
+    compiled = _compiled.load()
+    return "nothing compiled" if compiled is None else str(compiled.cpu_isa())
 
 
 def path() -> Path | None:
