@@ -71,7 +71,9 @@ bench: $(BUILT)  ## CPU decode against torch: benchmarks/results/cpu_bench.csv a
 	$(PY) -P benchmarks/extra_memory.py 32q1s8k
 
 plots: $(BUILT)  ## the pictures of docs/gallery.md, from the CSVs
-	$(PY) -P -m mla_ops bench --read $(RESULTS) --plots docs/pictures/cpu_bench
+	for name in cpu_bench h200_peers; do \
+	    $(PY) -P -m mla_ops bench --read benchmarks/results/$$name.csv \
+	        --plots docs/pictures/$$name >/dev/null || exit 1; done
 
 docs: $(BUILT)  ## the pages that are generated: docs/api.md, docs/backends.md; the drawings
 	$(PY) -P build_tools/reference_pages.py

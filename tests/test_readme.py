@@ -15,7 +15,10 @@ from mla_ops import capability, reference, variables
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "BENCHMARKS.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 DTYPES = {
     "bf16": torch.bfloat16,

@@ -91,7 +91,7 @@ def _wide(made: Workload) -> None:
 
 
 def _flash_mla(made: Workload) -> Run:
-    import flash_mla  # type: ignore[import-not-found]
+    import flash_mla
 
     case = made.case
     _wide(made)
@@ -117,7 +117,7 @@ def _flash_mla(made: Workload) -> Run:
 
 
 def _flashinfer(made: Workload) -> Run:
-    from flashinfer.mla import (  # type: ignore[import-not-found]
+    from flashinfer.mla import (
         BatchMLAPagedAttentionWrapper,
     )
 
@@ -233,7 +233,7 @@ def _sglang_triton(made: Workload) -> Run:
 
 
 def _aiter(made: Workload) -> Run:
-    from aiter.mla import mla_decode_fwd  # type: ignore[import-not-found]
+    from aiter.mla import mla_decode_fwd
 
     case, device = made.case, made.q.device
     # With heads it has no kernel for it aborts the process: only what each release has.

@@ -25,8 +25,8 @@ Style = dict[str, Any]
 
 
 def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """Draw what the rows have, a picture for each kind and group; return the files. Raises
-    ValueError where matplotlib is not installed."""
+    """Draw what the rows have, a picture for each kind, of the setup with the most rows; return the
+    files. Raises ValueError where matplotlib is not installed."""
     try:
         matplotlib = importlib.import_module("matplotlib")
     except ImportError as error:
@@ -36,9 +36,7 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     pyplot = importlib.import_module("matplotlib.pyplot")
     folder.mkdir(parents=True, exist_ok=True)
-    timed = [dict(row) for row in rows if row.get("median_us")]
-    if not timed:
-        raise ValueError("plots must have at least one timed row, got none")
+    timed = _of_one_setup([row for row in rows if row.get("median_us")])
     styles = _styles(str(row["provider"]) for row in timed)
     found = []
     with matplotlib.rc_context(
@@ -69,6 +67,17 @@ def draw(rows: Sequence[Row], folder: Path) -> list[Path]:
     return found
 
 
+def _of_one_setup(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of the machine, instruction set and number of threads that has the most:
+    others have other roofs."""
+    if not rows:
+        raise ValueError("plots must have at least one timed row, got none")
+    setups: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        setups[tuple(row.get(name) for name in ("machine", "isa", "threads"))].append(row)
+    return max(setups.values(), key=len)
+
+
 def _styles(names: Iterable[str]) -> dict[str, Style]:
     found: dict[str, Style] = {}
     for name in dict.fromkeys(names):
@@ -89,8 +98,15 @@ def _styles(names: Iterable[str]) -> dict[str, Style]:
 
 def _where(rows: Sequence[Row]) -> str:
     row = rows[0]
-    words = {"machine": "", "isa": "", "torch": "torch ", "mla_ops": "mla_ops ", "date": ""}
-    return ", ".join(word + str(row[name]) for name, word in words.items() if row.get(name))
+    words = {
+        "machine": "{}",
+        "isa": "{}",
+        "threads": "{} threads",
+        "torch": "torch {}",
+        "mla_ops": "mla_ops {}",
+        "date": "{}",
+    }
+    return ", ".join(word.format(row[name]) for name, word in words.items() if row.get(name))
 
 
 def _number(row: Row, name: str) -> float:
@@ -98,14 +114,12 @@ def _number(row: Row, name: str) -> float:
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Group rows into panels: one for each of heads, cache, query tokens and threads there is."""
+    """Group rows into panels: one for each of heads, cache, query tokens and batch there is."""
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        words = [f"{row['heads']} heads", f"{row['cache']} cache"]
+        words = [f"batch {row['batch']}", f"{row['heads']} heads", f"{row['cache']} cache"]
         if str(row["q_len"]) != "1":
             words.append(f"{row['q_len']} query tokens")
-        if str(row.get("threads", "")):
-            words.append(f"{row['threads']} threads")
         if str(row["ragged"]) == "1":
             words.append("ragged")
         found[", ".join(words)].append(row)
@@ -113,7 +127,7 @@ def _panels(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def _bandwidth(pyplot: Any, rows: Sequence[Row], styles: dict[str, Style]) -> Any:
-    """Useful GB/s against context, a panel for each kind, a line for each provider and batch."""
+    """Useful GB/s against context, a panel for each kind and batch, a line for each provider."""
     panels = {
         title: group
         for title, group in _panels(rows).items()
@@ -122,26 +136,26 @@ def _bandwidth(pyplot: Any, rows: Sequence[Row], styles: dict[str, Style]) -> An
     if not panels:
         return None
     figure, axes = _grid(pyplot, len(panels))
+    top = max(_number(row, "gb_per_s") for group in panels.values() for row in group) * 1.3
+    low = min(_number(row, "gb_per_s") for group in panels.values() for row in group) / 1.3
     for axis, (title, group) in zip(axes, panels.items(), strict=False):
-        lines: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
-        for row in group:
-            key = (str(row["provider"]), int(str(row["batch"])))
-            lines[key].append((_number(row, "context"), _number(row, "gb_per_s")))
-        batches = sorted({batch for _, batch in lines})
-        for (name, batch), points in sorted(lines.items(), key=lambda item: item[0][1]):
-            # Of several batches the larger the stronger.
-            alpha = 0.35 + 0.65 * (batches.index(batch) + 1) / len(batches)
-            xs, ys = zip(*sorted(points), strict=True)
-            axis.plot(xs, ys, alpha=alpha, **styles[name])
+        for name, style in styles.items():
+            points = sorted(
+                (_number(row, "context"), _number(row, "gb_per_s"))
+                for row in group
+                if row["provider"] == name
+            )
+            if points:
+                axis.plot(*zip(*points, strict=True), **style)
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
+        axis.set_ylim(low, top)
         _plain(axis.yaxis)
         contexts = sorted({_number(row, "context") for row in group})
         axis.set_xticks(contexts, [_tokens(one) for one in contexts])
         axis.set_xlabel("context, tokens")
         axis.set_ylabel("useful GB/s")
-        note = f" (batch {', '.join(map(str, batches))}, the larger the darker)"
-        axis.set_title(title + note, fontsize=9, loc="left")
+        axis.set_title(title, fontsize=9, loc="left")
     _legend(figure, styles, "Useful bytes over time", rows)
     return figure
 
@@ -151,36 +165,41 @@ def _tokens(count: float) -> str:
 
 
 def _over_floor(pyplot: Any, rows: Sequence[Row], styles: dict[str, Style]) -> Any:
-    """Time over the read floor of each case, as bars on a logarithmic scale."""
-    rows = [row for row in rows if row["provider"] != FLOOR]
-    labels = {
-        (row["case"], str(row.get("threads", ""))): f"{row['case']}"
-        + (f", {row['threads']} threads" if row.get("threads") else "")
-        for row in rows
-    }
-    names = [name for name in styles if name != FLOOR]
-    height = 0.16 * len(labels) * (len(names) + 1.5) + 1.6
-    figure, axis = pyplot.subplots(figsize=(9, max(3.2, height)), layout="constrained")
-    place = {label: i * (len(names) + 1.5) for i, label in enumerate(labels)}
-    for i, name in enumerate(names):
+    """Time over the read floor, a line for each case, a dot for each provider."""
+    rows = [row for row in rows if row["provider"] != FLOOR and row.get("percent_of_floor")]
+    if not rows:
+        return None
+    labels = list(dict.fromkeys(str(row["case"]) for row in rows))
+    names = [name for name in styles if any(row["provider"] == name for row in rows)]
+    size = (9, 0.34 * len(labels) + 2.0)
+    figure, axis = pyplot.subplots(figsize=size, layout="constrained")
+    for name in names:
         mine = [row for row in rows if row["provider"] == name]
-        at = [place[row["case"], str(row.get("threads", ""))] + i for row in mine]
-        over = [100 / _number(row, "percent_of_floor") for row in mine]
-        axis.barh(at, over, height=0.85, left=0, color=styles[name]["color"], label=name)
-        for y, value in zip(at, over, strict=True):
-            axis.text(value * 1.03, y, f"{value:.1f}", va="center", fontsize=7, color=INK)
+        axis.scatter(
+            [100 / _number(row, "percent_of_floor") for row in mine],
+            [labels.index(str(row["case"])) for row in mine],
+            **_dots(name, styles[name]),
+        )
+    axis.axvline(1, **styles.get(FLOOR, {"color": INK}))
     axis.set_xscale("log")
     _plain(axis.xaxis)
-    axis.set_xlim(1, axis.get_xlim()[1] * 1.4)
-    axis.set_yticks([start + (len(names) - 1) / 2 for start in place.values()], labels.values())
-    axis.invert_yaxis()
-    axis.grid(False, axis="y")
+    axis.set_yticks(range(len(labels)), labels)
+    axis.set_ylim(len(labels) - 0.4, -0.6)
     axis.set_xlabel("time over the time that reading the useful bytes takes (1 is the floor)")
-    bars = {
-        name: {"color": styles[name]["color"], "marker": "s", "linestyle": "none"} for name in names
-    }
-    _legend(figure, bars, "Time over the read floor", rows)
+    shown = {name: styles[name] | {"linestyle": "none"} for name in names}
+    _legend(figure, shown, "Time over the read floor", rows)
     return figure
+
+
+def _dots(name: str, style: Style) -> Style:
+    """A provider's style, for dots."""
+    return {
+        "color": style["color"],
+        "marker": style.get("marker", "o"),
+        "s": 52 if name.startswith("mla_ops ") else 26,
+        "alpha": 0.85,
+        "zorder": style["zorder"],
+    }
 
 
 def _roofline(pyplot: Any, rows: Sequence[Row], styles: dict[str, Style]) -> Any:
@@ -193,23 +212,22 @@ def _roofline(pyplot: Any, rows: Sequence[Row], styles: dict[str, Style]) -> Any
         str(row["case"]): _number(row, "flop") / _number(row, "useful_bytes") for row in points
     }
     peak = max(_number(row, "matmul_gflop_per_s") for row in points)
-    reading = max(_number(row, "gb_per_s") for row in rows if row["provider"] == FLOOR)
-    low, high = min(intensity.values()) / 2, max(*intensity.values(), peak / reading) * 2
-    xs = [low, peak / reading, high]
-    roof = [min(peak, x * reading) for x in xs]
+    floors = [_number(row, "gb_per_s") for row in rows if row["provider"] == FLOOR]
+    low, high = min(intensity.values()) / 2, max(intensity.values()) * 2
+    xs = [low, high]
+    if floors:
+        reading = max(floors)
+        xs = sorted({low, peak / reading, high})
+        axis.text(low * 1.15, low * reading, f"reading {reading:.0f} GB/s", fontsize=8, va="top")
+    roof = [min(peak, x * reading) if floors else peak for x in xs]
     axis.plot(xs, roof, color=INK, linewidth=1.4)
     axis.text(high, peak * 1.06, f"matmul {peak:.0f} GFLOP/s", ha="right", fontsize=8)
-    axis.text(low * 1.15, low * reading, f"reading {reading:.0f} GB/s", fontsize=8, va="top")
     for name, style in styles.items():
         mine = [row for row in points if row["provider"] == name]
         axis.scatter(
             [intensity[str(row["case"])] for row in mine],
             [_number(row, "gflop_per_s") for row in mine],
-            color=style["color"],
-            marker=style.get("marker", "o"),
-            s=36 if name.startswith("mla_ops ") else 24,
-            alpha=0.85,
-            zorder=style["zorder"],
+            **_dots(name, style),
         )
     axis.set_xscale("log")
     axis.set_yscale("log")
@@ -223,9 +241,10 @@ def _roofline(pyplot: Any, rows: Sequence[Row], styles: dict[str, Style]) -> Any
 
 
 def _grid(pyplot: Any, count: int) -> tuple[Any, list[Any]]:
-    columns = min(2, count)
+    columns = min(2 if count < 5 else 4, count)
     lines = -(-count // columns)
-    size = (5.4 * columns + (1 if columns == 1 else 0), 3.4 * lines + 1.2)
+    width = 5.4 if columns < 3 else 3.6
+    size = (width * columns + (1 if columns == 1 else 0), 3.4 * lines + 1.2)
     figure, axes = pyplot.subplots(
         lines, columns, figsize=size, squeeze=False, layout="constrained"
     )
@@ -242,7 +261,7 @@ def _legend(figure: Any, styles: dict[str, Style], title: str, rows: Sequence[Ro
     legend = figure.legend(
         handles=handles,
         loc="outside lower left",
-        ncols=4,
+        ncols=5,
         frameon=False,
         fontsize=8,
         title=_where(rows),
@@ -255,5 +274,6 @@ def _legend(figure: Any, styles: dict[str, Style], title: str, rows: Sequence[Ro
 def _plain(axis: Any) -> None:
     """Numbers as 0.5, 20, 1000 on a logarithmic axis."""
     ticker = importlib.import_module("matplotlib.ticker")
+    axis.set_major_locator(ticker.LogLocator(base=10, subs=(1, 2, 5)))
     axis.set_major_formatter(ticker.FuncFormatter(lambda value, place: f"{value:g}"))
     axis.set_minor_formatter(ticker.NullFormatter())

@@ -61,7 +61,7 @@ def summary(rows: Sequence[Row]) -> str:
             empty = [""] * 6
             cells.append([one["case"], one["provider"], *empty, _error(one), one["verdict"]])
             continue
-        low, high = (_time(one[name]) for name in ("quarter_us", "three_quarters_us"))
+        low, high = (_time(str(number)) for number in _middle(row))
         ratio = one["best_other_over_it"]
         cells.append(
             [
@@ -71,7 +71,7 @@ def summary(rows: Sequence[Row]) -> str:
                 f"{low} to {high}",
                 one["gb_per_s"],
                 one["gflop_per_s"],
-                f"{one['percent_of_floor']} %",
+                f"{one['percent_of_floor']} %" if one["percent_of_floor"] else "",
                 f"{ratio}x" if ratio else "",
                 _error(one),
                 one["verdict"],
@@ -86,8 +86,7 @@ def _noise(rows: Sequence[Row]) -> str:
     wide = [
         row
         for row in timed
-        if _number(row, "three_quarters_us") - _number(row, "quarter_us")
-        > NOISE * _number(row, "median_us")
+        if _middle(row)[1] - _middle(row)[0] > NOISE * _number(row, "median_us")
     ]
     if not wide:
         return ""
@@ -124,8 +123,8 @@ def compare(old: Sequence[Row], new: Sequence[Row], tolerance: float) -> tuple[s
     for key in common:
         was, now = before[key], after[key]
         ratio = _number(now, "median_us") / _number(was, "median_us")
-        apart = _number(now, "quarter_us") > _number(was, "three_quarters_us")
-        below = _number(now, "three_quarters_us") < _number(was, "quarter_us")
+        apart = _middle(now)[0] > _middle(was)[1]
+        below = _middle(now)[1] < _middle(was)[0]
         word = ""
         if ratio > 1 + tolerance and apart:
             word, slower = "SLOWER", slower + 1
@@ -147,3 +146,9 @@ def _by_key(rows: Sequence[Row]) -> dict[tuple[object, ...], Row]:
 
 def _number(row: Row, name: str) -> float:
     return float(str(row[name]))
+
+
+def _middle(row: Row) -> tuple[float, float]:
+    """Return the quartiles, or the median twice where a file has none."""
+    low, high = (row.get(name) or row["median_us"] for name in ("quarter_us", "three_quarters_us"))
+    return float(str(low)), float(str(high))
