@@ -31,7 +31,7 @@ RESULTS := benchmarks/results/cpu_bench.csv
 BENCH := $(PY) -P -m mla_ops bench --device cpu
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench plots docs lint format pytest sanitize sanitize-short fuzz qemu hip-check clean FORCE
+.PHONY: help build demo test bench plots docs lint format pytest sanitize sanitize-short fuzz aiter-sweep qemu hip-check clean FORCE
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -55,7 +55,7 @@ $(BUILT): $(ENVIRONMENT) $(BUILD_INPUTS)
 	@$(PY) -P build_tools/summary.py
 	@mv $@.begun $@  # dated before the build: what is edited meanwhile is newer
 
-demo: $(BUILT)  ## eight decode cases, each checked against the float64 oracle
+demo: $(BUILT)  ## eight decode cases against the float64 oracle, and a model that writes
 	$(PY) -P -m mla_ops demo
 
 test: lint sanitize-short pytest  ## what CI runs
@@ -98,6 +98,9 @@ sanitize-short: $(ENVIRONMENT)
 
 fuzz: $(BUILT)  ## 10,000 random calls
 	$(PY) -P tests/fuzz.py --calls 10000
+
+aiter-sweep: $(BUILT)  ## ten minutes of random decodes on aiter's code objects, in the executor
+	$(PY) -P tests/aiter_backend/sweep.py
 
 qemu: $(BUILT)  ## the core of the suite on an emulated Nehalem and Haswell
 	build_tools/qemu_check.sh $(PY)

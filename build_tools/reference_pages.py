@@ -144,7 +144,6 @@ def backends() -> str:
         "bf16, fp16, fp32 and both float8 e4m3 types.\n",
         "What is known of each on which hardware is in [amd.md](amd.md) and "
         "[kernels-cpu.md](kernels-cpu.md). `python -m mla_ops doctor` says what a machine has.\n",
-        "## Without a kernel in a release\n",
     ]
     # What a table can say without the machine: rows that are not part of this release.
     missing = sorted(
@@ -154,7 +153,8 @@ def backends() -> str:
             if (reason := row.missing()) is not None and "not part of this release" in reason
         }
     )
-    lines += missing or ["None: every row has one."]
+    if missing:
+        lines += ["## Not in this release\n", *missing]
     return "\n".join(lines) + "\n"
 
 
@@ -177,7 +177,14 @@ def _row(row: Row) -> str:
 
 
 def _set(values: frozenset[Any] | None) -> str:
-    return "any" if values is None else ", ".join(str(value) for value in sorted(values))
+    if values is None:
+        return "any"
+    if all(isinstance(value, str) for value in values):
+        return ", ".join(sorted(values, key=lambda name: (len(name), name)))
+    found = sorted(values)
+    if len(found) > 4 and found == list(range(found[0], found[-1] + 1)):
+        return f"{found[0]} to {found[-1]}"
+    return ", ".join(map(str, found))
 
 
 def _dtypes(values: frozenset[Any]) -> str:

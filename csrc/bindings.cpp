@@ -23,6 +23,8 @@ TORCH_LIBRARY_IMPL(mla, CPU, m) {
 #if defined(MLA_HAVE_GPU)
 // ROCm's tensors come under this key too.
 TORCH_LIBRARY_IMPL(mla, CUDA, m) {
+  m.impl("_decode_native", mla::gpu::decode);
+  m.impl("_plan", mla::gpu::plan);
   m.impl("_quantize_fp8", mla::gpu::quantize_fp8);
   m.impl("_write_kv_cache", mla::gpu::write_kv_cache);
   m.impl("_merge_states", mla::gpu::merge_states);
@@ -41,4 +43,10 @@ PYBIND11_MODULE(_C, m) {
   m.def(
       "cpu_isa", [] { return mla::kernels().name; },
       "The instruction set in use on this processor.");
+#if defined(MLA_HAVE_GPU)
+  m.def(
+      "gpu_workers",
+      [](int32_t device, int64_t rows) { return mla::gpu::workers(mla_device(device), rows); },
+      "Workers that a GPU has room for, for sequences of so many query rows.");
+#endif
 }

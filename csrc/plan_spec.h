@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "checks.h"
+#include "decode_args.h"
 #include "schedule.h"
 
 namespace mla {
@@ -35,6 +36,16 @@ struct PlanSpec {
     MLA_CHECK_SIZES(plan, {batch + 1});
     MLA_CHECK_CONTIGUOUS(plan);
     MLA_CHECK_MEMORY(plan);
+  }
+
+  // Whether it was made for this decode.
+  void check_plan(const at::Tensor& plan, const DecodeArgs& args, at::Device device) const {
+    MLA_CHECK(batch == args.batch && q_len == args.q_len && heads == args.heads, "plan",
+              c10::str("made for ", args.batch, " sequences, ", args.q_len, " query tokens and ",
+                       args.heads, " heads"),
+              c10::str(batch, ", ", q_len, " and ", heads));
+    MLA_CHECK(plan.device() == device, "plan", c10::str("on ", device), plan.device());
+    check_plan(plan);
   }
 
   Schedule schedule(const int32_t* first_unit) const {

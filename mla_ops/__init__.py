@@ -13,6 +13,7 @@ if sys.argv[:2] != ["-m", "doctor"]:
     from mla_ops.decode import decode, merge_states
     from mla_ops.kv_cache import new_kv_cache, quantize_fp8, write_kv_cache
     from mla_ops.plan import DecodePlan, plan
+    from mla_ops.subjects import warmup
 
     _log.follow_environment()
 
@@ -25,5 +26,6 @@ __all__ = [
     "plan",
     "quantize_fp8",
     "supports",
+    "warmup",
     "write_kv_cache",
 ]

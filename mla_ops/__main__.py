@@ -11,7 +11,7 @@ from mla_ops import __version__
 
 # Each is a module with `add_arguments(parser)` and `main(arguments) -> exit code`; the first line
 # of its docstring is its help.
-COMMANDS = ("doctor", "demo", "bench", "tune")
+COMMANDS = ("doctor", "demo", "selftest", "bench", "tune")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

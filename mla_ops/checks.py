@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mla_ops.plan_spec import AITER, KINDS, NATIVE, AiterPlanSpec, PlanSpec, numel
+
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 WIDE = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (*WIDE, *FLOAT8)
 BACKENDS = ("auto", "aiter", "native", "torch")
 MAX_HEADS = 128
 MAX_Q_LEN = 8
@@ -158,6 +161,7 @@ def decode(
     plan: Tensor | None,
     plan_spec: Sequence[int] | None,
     backend: str,
+    want_lse: bool = False,
 ) -> None:
     tensors(q=q, kv_cache=kv_cache, block_table=block_table, seq_lens=seq_lens)
     _dim("q", q, "[batch, q_len, heads, width]", 4)
@@ -195,6 +199,21 @@ def decode(
         made_for, needed = list(plan_spec[1:4]), [batch, q_len, heads]
         if any(a != b for a, b in zip(made_for, needed, strict=True)):
             _value("plan", f"made for [batch, q_len, heads] = {needed}", made_for)
+        if plan_spec[0] == AITER:
+            _aiter_plan(AiterPlanSpec(*plan_spec), q, kv_cache, want_lse)
+
+
+def _aiter_plan(spec: AiterPlanSpec, q: Tensor, kv_cache: Tensor, want_lse: bool) -> None:
+    if want_lse and not spec.lse:
+        _value("plan", "made with return_lse=True", "one without")
+    dtypes = [DTYPES[spec.q_dtype], DTYPES[spec.cache_dtype]]
+    needed = [q.dtype, kv_cache.dtype]
+    if dtypes != needed:
+        _value("plan", f"made for q and kv_cache of {_names(needed)}", _names(dtypes))
+    rows = [kv_cache.shape[1], kv_cache.stride(0) // kv_cache.stride(1)]
+    made_for = [spec.page_size, spec.page_rows]
+    if any(a != b for a, b in zip(made_for, rows, strict=True)):
+        _value("plan", f"made for [page size, rows from page to page] = {rows}", made_for)
 
 
 def decode_buffers(
@@ -251,17 +270,34 @@ def _number(name: str, value: int, least: int, most: int) -> None:
 
 
 def plan_spec(spec: Sequence[int]) -> None:
-    if len(spec) != 8:
-        _value("plan_spec", "8 integers (see mla_ops/plan.py)", list(spec))
-    kind, batch, q_len, heads, workers, unit_tokens, _, unit_capacity = spec
-    if kind != 0:
-        _value("the kind of plan", "0 (native)", kind)
-    _number("the batch of a plan", batch, 0, INT32_MAX - 1)
-    _number("the q_len of a plan", q_len, 1, MAX_Q_LEN)
-    _number("the heads of a plan", heads, 1, MAX_HEADS)
-    _number("the workers of a plan", workers, 1, MAX_WORKERS)
-    _number("the unit_tokens of a plan", unit_tokens, 1, INT32_MAX)
-    _number("the unit_capacity of a plan", unit_capacity, batch, INT32_MAX)
+    kind = spec[0] if spec else None
+    if kind not in (NATIVE, AITER):
+        _value("the kind of plan", "0 (native) or 1 (aiter)", kind)
+    fields = (PlanSpec if kind == NATIVE else AiterPlanSpec)._fields
+    if len(spec) != len(fields):
+        what = f"{len(fields)} integers for a plan of {KINDS[spec[0]]} (see mla_ops/plan_spec.py)"
+        _value("plan_spec", what, list(spec))
+    batch = spec[1]
+    bounds = {
+        "batch": (0, INT32_MAX - 1),
+        "q_len": (1, MAX_Q_LEN),
+        "heads": (1, MAX_HEADS),
+        "workers": (1, MAX_WORKERS),
+        "unit_tokens": (1, INT32_MAX),
+        "unit_capacity": (batch, INT32_MAX),
+        "granularity": (1, INT32_MAX),
+        "max_splits": (-1, INT32_MAX),
+        "pitch": (1, INT32_MAX),
+        "page_size": (1, INT32_MAX),
+        "page_rows": (1, INT32_MAX),
+        "q_dtype": (0, len(DTYPES) - 1),
+        "cache_dtype": (0, len(DTYPES) - 1),
+        "lse": (0, 1),
+        "group_heads": (1, MAX_HEADS),
+    }
+    for name, value in zip(fields, spec, strict=True):
+        if name in bounds:
+            _number(f"the {name} of a plan", value, *bounds[name])
 
 
 def question(
@@ -303,11 +339,22 @@ def plan_request(
         _number("workers", workers, 1, MAX_WORKERS)
 
 
+def plan_cache(kv_cache: Tensor, page_size: int, q_dtype: torch.dtype) -> None:
+    """The cache that a plan is made for."""
+    tensors(kv_cache=kv_cache)
+    _kv_cache(kv_cache)
+    if kv_cache.shape[1] != page_size:
+        _value("page_size", f"that of kv_cache, {kv_cache.shape[1]}", page_size)
+    if q_dtype not in DTYPES:
+        raise TypeError(f"q_dtype must be one of {_names(DTYPES)}, got {q_dtype!r}")
+
+
 def plan_tensor(plan: Tensor, spec: Sequence[int]) -> None:
     plan_spec(spec)
     tensors(plan=plan)
     _dtype("plan", plan, torch.int32)
-    _shape("plan", plan, "[batch + 1]", spec[1] + 1)
+    layout = "[batch + 1]" if spec[0] == NATIVE else "[integers that its sections need]"
+    _shape("plan", plan, layout, numel(spec))
     _last_contiguous("plan", plan)
 
 
@@ -322,6 +369,12 @@ def plan(seq_lens: Tensor, block_table: Tensor, spec: Sequence[int]) -> None:
     if block_table.shape[0] != spec[1]:
         _value("the first size of block_table", f"the batch, {spec[1]}", block_table.shape[0])
     _device(seq_lens, block_table=block_table)
+    if spec[0] == AITER:
+        made_for = AiterPlanSpec(*spec)
+        tokens = block_table.shape[1] * made_for.page_size
+        if tokens > made_for.pitch:
+            what = f"for sequences of at most {made_for.pitch} tokens, as the plan is"
+            _value("block_table", what, f"one for {tokens}")
 
 
 def quantize_fp8(

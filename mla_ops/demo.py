@@ -1,4 +1,4 @@
-"""Decode eight cases, and check a sample of rows of each against the float64 oracle.
+"""Decode eight cases, each checked against the float64 oracle, and let a model write.
 
 The cases are those of the contest program that this project started from: batch 4, 32, 64, 256 and
 context 1024, 8192, with 16 heads and a float8 cache. That program read one token of every eight and
@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from mla_ops import __version__, _compiled, capability, draw, problems
+from mla_ops import __version__, _compiled, capability, demo_model, draw, problems
 from mla_ops.console import (
     RESERVE,
     Progress,
@@ -40,6 +40,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cases", type=_cases, metavar="BxC,...", help="other cases, as in 4x1024,32x8192"
     )
     parser.add_argument("--quick", action="store_true", help="the three smallest cases only")
+    parser.add_argument(
+        "--model",
+        action=argparse.BooleanOptionalAction,
+        help="let a model of transformers write, too (default: unless --cases or --quick)",
+    )
 
 
 def _cases(text: str) -> tuple[Case, ...]:
@@ -72,7 +77,25 @@ def main(arguments: argparse.Namespace) -> int:
         pool = problems.draw_pool(
             largest, device, generator, lambda: progress.step("drawing the cache")
         )
-        return _run(fitting, free, pool, generator, progress)
+        failed = _run(fitting, free, pool, generator, progress)
+    finally:
+        progress.close()
+    del pool
+    wanted: bool | None = arguments.model
+    if wanted is None:
+        wanted = not (arguments.cases or arguments.quick)
+    return int(not _model(device) or bool(failed)) if wanted else failed
+
+
+def _model(device: torch.device) -> bool:
+    """Let a model write; return whether it wrote what it writes without us."""
+    obstacle = demo_model.is_possible()
+    progress = Progress(3 * demo_model.TOKENS)
+    try:
+        if obstacle is None:
+            return demo_model.run(device, progress)
+        progress.say(f"\nno model writes: {obstacle}")
+        return True
     finally:
         progress.close()
 

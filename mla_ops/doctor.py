@@ -197,7 +197,9 @@ def text(report: Found) -> str:
     elif torch:
         lines.append("compiled  nothing that works")
     if aiter.get("installed"):
-        lines.append(f"aiter     {aiter['version'] or 'of no known release'} in {aiter['path']}")
+        verdict = aiter["unusable"] or "its signatures are known"
+        lines.append(f"aiter     {aiter['version'] or 'no release'} in {aiter['path']}: {verdict}")
+        lines += [f"          {note}" for note in aiter["notes"]]
     elif aiter:
         lines.append("aiter     not installed")
     for name, value in report["environment"].items():

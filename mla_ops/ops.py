@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from mla_ops import _autograd, _compiled, capability, checks, validate
+from mla_ops.backends import aiter as aiter_backend
 from mla_ops.backends import torch as torch_backend
+from mla_ops.plan_spec import AITER, numel
 
 LIBRARY = torch.library.Library("mla", "DEF")
 TAGS = (torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag)
@@ -37,6 +39,9 @@ _INTO = _PROBLEM + ", Tensor(a!) out, Tensor(b!)? lse"
 PRIVATE = {
     "_decode_native": f"({_INTO}) -> ()",
     "_decode_torch": f"({_INTO}) -> ()",
+    "_decode_aiter": f"({_INTO}) -> ()",
+    "_plan_aiter": "(Tensor seq_lens, Tensor block_table, SymInt[] plan_spec, Tensor(a!) plan) "
+    "-> ()",
     "_plan": "(Tensor seq_lens, Tensor block_table, SymInt[] plan_spec, Tensor(a!) plan) -> ()",
     "_quantize_fp8": "(Tensor x, Tensor? scale, bool per_row, Tensor(a!) out, "
     "Tensor(b!) scale_out) -> ()",
@@ -108,8 +113,9 @@ def _check_decode(
         plan,
         plan_spec,
         backend,
+        want_lse,
     )
-    capability.decide(q, kv_cache, kv_lora_rank, causal, want_lse, backend)
+    capability.decide(q, kv_cache, kv_lora_rank, causal, want_lse, backend, plan_spec)
 
 
 def _new_out(q: Tensor, kv_lora_rank: int) -> Tensor:
@@ -151,7 +157,8 @@ def _fill(
     backend: str = "auto",
     **kwargs: Any,
 ) -> None:
-    decision = capability.decide(q, kv_cache, kv_lora_rank, causal, lse is not None, backend)
+    spec = kwargs.get("plan_spec")
+    decision = capability.decide(q, kv_cache, kv_lora_rank, causal, lse is not None, backend, spec)
     private = getattr(torch.ops.mla, f"_decode_{decision.backend}").default
     kwargs.update(kv_lora_rank=kv_lora_rank, causal=causal, out=out, lse=lse)
     if not validate.checked_by_kernel(decision.backend, q.device):
@@ -168,7 +175,7 @@ def _fill(
 
 def _prepare_plan(seq_lens: Tensor, block_table: Tensor, plan_spec: Sequence[int]) -> Tensor:
     checks.plan(seq_lens, block_table, plan_spec)
-    return seq_lens.new_empty(plan_spec[1] + 1)
+    return seq_lens.new_empty(numel(plan_spec))
 
 
 def _prepare_plan_(
@@ -177,6 +184,14 @@ def _prepare_plan_(
     checks.plan(seq_lens, block_table, plan_spec)
     checks.plan_tensor(plan, plan_spec)
     checks.no_overlap({"plan": plan}, {"seq_lens": seq_lens, "block_table": block_table})
+
+
+def _fill_plan(
+    plan: Tensor, seq_lens: Tensor, block_table: Tensor, plan_spec: Sequence[int]
+) -> None:
+    ops = torch.ops.mla
+    private = ops._plan_aiter if plan_spec[0] == AITER else ops._plan
+    private.default(seq_lens, block_table, plan_spec, plan)
 
 
 # the rest
@@ -266,13 +281,13 @@ _define(
     "plan",
     "(Tensor seq_lens, Tensor block_table, SymInt[] plan_spec) -> Tensor",
     _prepare_plan,
-    lambda plan, *args: torch.ops.mla._plan.default(*args, plan),
+    _fill_plan,
 )
 _define(
     "plan_",
     "(Tensor(a!) plan, Tensor seq_lens, Tensor block_table, SymInt[] plan_spec) -> ()",
     _prepare_plan_,
-    lambda _, plan, *args: torch.ops.mla._plan.default(*args, plan),
+    lambda _, *args: _fill_plan(*args),
     written=lambda plan, *args: (plan,),
 )
 _define(
@@ -297,8 +312,8 @@ _define(
     lambda outputs, *args: torch.ops.mla._merge_states.default(*args, *outputs),
 )
 
-# In plain torch, for every device and op without a compiled kernel. _decode_native has none.
-for _name, _kernel in torch_backend.KERNELS.items():
+# In Python, for every device and op without a compiled kernel. _decode_native has none.
+for _name, _kernel in (*torch_backend.KERNELS.items(), *aiter_backend.KERNELS.items()):
     LIBRARY.impl(_name, _kernel, "CompositeExplicitAutograd")
 
 if _compiled.load() is None:

@@ -177,7 +177,7 @@ def _compiled_for(arch: str, names: list[str]) -> bool:
 
 
 def aiter() -> Mapped:
-    """Say which aiter there is; the capability table says whether it can be used."""
+    """Say which aiter there is, and whether its signatures are known; does not import it."""
     if importlib.util.find_spec("aiter") is None:
         return {"installed": False}
     spec = importlib.util.find_spec("aiter")
@@ -187,7 +187,15 @@ def aiter() -> Mapped:
             version = version or importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return {"installed": True, "version": version, "path": spec.origin if spec else None}
+    from mla_ops.backends import aiter_release
+
+    return {
+        "installed": True,
+        "version": version,
+        "path": spec.origin if spec else None,
+        "unusable": aiter_release.missing(),
+        "notes": aiter_release.notes(),
+    }
 
 
 def backends() -> Mapped:
@@ -216,16 +224,15 @@ def smoke(device: str, backend: str) -> Mapped:
     from mla_ops import capability, workload
 
     where = torch.device(device)
-    errors = {}
+    errors, bars = {}, []
     for cache_dtype in (torch.bfloat16, capability.float8_dtype(where)):
         case = workload.Case(batch=5, context=200, cache_dtype=cache_dtype, ragged=True)
-        if not capability.supports(
-            arch=capability.arch_of(where), cache_dtype=cache_dtype, backend=backend
-        ):
+        if not capability.supports(**case.question(where, backend)):
             continue
         made = workload.make(case, where)
         errors[_name(cache_dtype)] = workload.error(made, made.decode(backend=backend))
-    bar = workload.bar(torch.bfloat16)
+        bars.append(workload.bar_of(case, where, backend))
+    bar = max(bars, default=0.0)
     found: Mapped = {"errors": errors, "bar": bar}
     wrong = {name: error for name, error in errors.items() if not error <= bar}
     if wrong:

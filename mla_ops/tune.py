@@ -1,4 +1,4 @@
-"""Find, on this machine, how many workers share the work best, and keep it for `mla_ops.plan`.
+"""Find the best way to cut batches on this machine, and keep it for `mla_ops.plan`.
 
 For each class of shapes every candidate's result is checked against the float64 oracle first; those
 that are right then take turns. What does not beat the default beyond the noise is not chosen. Each
@@ -10,16 +10,17 @@ from __future__ import annotations
 import argparse
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from mla_ops import capability, machine, tuned, workload
+from mla_ops.backends import aiter_choice
 from mla_ops.bench import grammar
 from mla_ops.bench.measure import DoesNotFit, Settings, sets_for
 from mla_ops.bench.timing import Call, Times, interleaved
 from mla_ops.console import RESERVE, Progress, add_device, chosen_device, memory_free, seconds
-from mla_ops.plan import default_workers
+from mla_ops.plan import DecodePlan, default_workers
 from mla_ops.workload import Case, Workload
 
 GAIN = 1.02  # times quicker than the default, at least, to be chosen
@@ -29,14 +30,46 @@ SHAPES = {"cuda": "1,4,16,64,256q1s1k,4k,16k-fp8", "cpu": "1,4,16q1s1k,4k-fp8"}
 Choice = Mapping[str, int]
 
 
-def _workers(device: torch.device) -> list[Choice]:
-    default = default_workers(device)
-    return [{"workers": times * default} for times in (2, 3, 4, 6, 8)]
+class Knob(NamedTuple):
+    """What there is to choose for a backend beside the default, and the plan a choice makes."""
+
+    candidates: Callable[[Case, torch.device], list[Choice]]
+    plan: Callable[[Workload, Choice], DecodePlan]
 
 
-# What there is to choose for each backend that takes a plan, beside the default. A backend without
-# an entry has nothing to tune.
-KNOBS: dict[str, Callable[[torch.device], list[Choice]]] = {"native": _workers}
+def _default_workers(case: Case, device: torch.device) -> int:
+    return default_workers(device, case.batch, case.q_len * case.heads)
+
+
+def _workers(case: Case, device: torch.device) -> list[Choice]:
+    default = _default_workers(case, device)
+    numbers = (max(1, int(factor * default)) for factor in (0.5, 0.75, 1.5, 2, 3, 4, 8))
+    return [{"workers": number} for number in sorted({*numbers} - {default})]
+
+
+def _plan_of_workers(made: Workload, choice: Choice) -> DecodePlan:
+    return made.plan(choice.get("workers", _default_workers(made.case, made.q.device)))
+
+
+def _granularities(case: Case, device: torch.device) -> list[Choice]:
+    default = aiter_choice.DEFAULT.granularity
+    return [{"granularity": tokens} for tokens in (16, 32, 64, 128) if tokens != default]
+
+
+def _plan_of_granularity(made: Workload, choice: Choice) -> DecodePlan:
+    before = aiter_choice.tuned
+    aiter_choice.tuned = lambda shape: aiter_choice.DEFAULT._replace(**choice)
+    try:
+        return made.plan(backend="aiter")
+    finally:
+        aiter_choice.tuned = before
+
+
+# A backend without an entry has nothing to tune.
+KNOBS = {
+    "aiter": Knob(_granularities, _plan_of_granularity),
+    "native": Knob(_workers, _plan_of_workers),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,12 +138,13 @@ def _tune(arguments: argparse.Namespace) -> int:
         print(f"{len(todo) - len(left)} of {len(todo)} are tuned already (--again: once more)")
     if arguments.dry_run:
         for (backend, _), case in left.items():
-            print(f"{backend} {case}: {', '.join(map(_text, candidates(backend, device)))}")
+            print(f"{backend} {case}: {', '.join(map(_text, candidates(backend, case, device)))}")
         return 0
     if tuned.path() is None:
         raise ValueError("MLA_OPS_TUNED must name a file for tune, got '0'")
     settings = Settings(device, arguments.turns, arguments.budget)
-    turns = (settings.turns + 1) * sum(len(candidates(backend, device)) for backend, _ in left)
+    count = sum(len(candidates(backend, case, device)) for (backend, _), case in left.items())
+    turns = (settings.turns + 1) * count
     progress, wrong = Progress(turns), False
     try:
         for (backend, shape), case in left.items():
@@ -144,17 +178,7 @@ def _todo(cases: Sequence[Case], device: torch.device) -> dict[tuple[str, tuned.
     for case in cases:
         shape = tuned.shape_class(case.batch, max(case.lengths), case.heads, case.q_len)
         for backend in KNOBS:
-            if capability.supports(
-                arch=capability.arch_of(device),
-                q_dtype=case.q_dtype,
-                cache_dtype=case.cache_dtype,
-                heads=case.heads,
-                q_len=case.q_len,
-                page_size=case.page_size,
-                kv_lora_rank=case.rank,
-                rope=case.rope,
-                backend=backend,
-            ):
+            if capability.supports(**case.question(device, backend)):
                 found.setdefault((backend, shape), case)
     if not found:
         raise ValueError(
@@ -176,9 +200,9 @@ def _known(device: torch.device) -> dict[tuple[str, tuned.ShapeClass], Mapping[s
     }
 
 
-def candidates(backend: str, device: torch.device) -> list[Choice]:
+def candidates(backend: str, case: Case, device: torch.device) -> list[Choice]:
     """Return what is tried: the default, which is no choice, first."""
-    return [{}, *KNOBS[backend](device)]
+    return [{}, *KNOBS[backend].candidates(case, device)]
 
 
 def search(
@@ -192,12 +216,12 @@ def search(
     calls: dict[str, Call] = {}
     choices: dict[str, Choice] = {}
     mistakes = []
-    for choice in candidates(backend, device):
+    for choice in candidates(backend, case, device):
         name = _text(choice)
         call = _call(backend, made, choice)
         say(name)
         error = workload.error(made, call(0))  # type: ignore[arg-type]
-        if error > workload.bar(case.q_dtype):
+        if error > workload.bar_of(case, device, backend):
             mistakes.append(f"{name}: relative error {error:.1e}")
         else:
             calls[name], choices[name] = call, choice
@@ -229,7 +253,7 @@ def search(
 
 
 def _call(backend: str, made: Workload, choice: Choice) -> Call:
-    plan = made.plan(choice.get("workers", default_workers(made.q.device)))
+    plan = KNOBS[backend].plan(made, choice)
     return lambda turn: made.decode(turn, backend=backend, with_plan=plan)
 
 

@@ -57,6 +57,19 @@ def tables(block_table: Tensor, seq_lens: Tensor, pages: int, page_size: int) ->
         )
 
 
+def first_row(kv_cache: Tensor) -> None:
+    """Raise ValueError if the first row of the cache holds NaN or infinity.
+
+    aiter's kernels read it in place of the tokens that a last tile does not have, and multiply it
+    by weights of 0.
+    """
+    if _wanted(kv_cache) and not bool(kv_cache[0, 0].float().isfinite().all()):
+        raise ValueError(
+            "row 0 of page 0 of kv_cache must be finite for aiter, whether a sequence uses it or "
+            "not, got NaN or infinity"
+        )
+
+
 def slots(slot_mapping: Tensor, pages: int, page_size: int) -> None:
     """Raise ValueError with the first slot that the cache does not have."""
     if not _wanted(slot_mapping):

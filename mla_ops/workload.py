@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from mla_ops import checks, draw, reference
+from mla_ops import capability, checks, draw, reference
 from mla_ops.decode import decode
 from mla_ops.plan import DecodePlan, plan
 
@@ -17,6 +18,7 @@ SOFTMAX_SCALE = 192**-0.5  # DeepSeek's: qk_nope_head_dim 128 + rope 64
 
 # Relative L2 error of a row, by the dtype of the output: what rounding it leaves.
 BARS = {torch.bfloat16: 3e-3, torch.float16: 6e-4, torch.float32: 1e-5}
+FLOAT8_BAR = 5e-2  # of kernels that round the weights to float8: 3 bits of mantissa
 
 SHORT = {
     "bf16": torch.bfloat16,
@@ -87,6 +89,21 @@ class Case:
         rows = sum(self.lengths) * self.width * self.cache_dtype.itemsize
         return rows + queries * (self.width * self.q_dtype.itemsize + self.rank * out)
 
+    def question(self, device: torch.device, backend: str = "auto") -> capability.Question:
+        """Return what `supports` and `explain` are asked about it."""
+        return {
+            "arch": capability.arch_of(device),
+            "q_dtype": self.q_dtype,
+            "cache_dtype": self.cache_dtype,
+            "heads": self.heads,
+            "q_len": self.q_len,
+            "page_size": self.page_size,
+            "kv_lora_rank": self.rank,
+            "rope": self.rope,
+            "cache_bytes": self.cache_bytes,
+            "backend": backend,
+        }
+
     @property
     def flop(self) -> int:
         """2 (D + R) for each head of each query token and each token that it sees."""
@@ -115,8 +132,11 @@ class Workload:
     q_scale: Tensor | None
     kv_scale: Tensor | None
 
-    def plan(self, workers: int | None = None) -> DecodePlan:
-        """Make a plan for it."""
+    def plan(self, workers: int | None = None, backend: str = "native") -> DecodePlan:
+        """Make a plan for it, for the native and torch backends or for aiter."""
+        more: dict[str, Any] = {}
+        if backend == "aiter":
+            more = {"kv_cache": self.caches[0], "q_dtype": self.q.dtype, "backend": backend}
         return plan(
             self.seq_lens,
             self.block_table,
@@ -124,6 +144,7 @@ class Workload:
             num_heads=self.case.heads,
             q_len=self.case.q_len,
             workers=workers,
+            **more,
         )
 
     def decode(
@@ -177,9 +198,18 @@ def make(
     )
 
 
-def bar(q_dtype: torch.dtype) -> float:
-    """Return what the relative error of a right result is at most, for queries of a dtype."""
+def bar(q_dtype: torch.dtype, kernel: str = "") -> float:
+    """Return what the relative error of a right result is at most, for queries of a dtype on a
+    kernel of the table."""
+    if "a8w8" in kernel:
+        return FLOAT8_BAR
     return BARS[torch.bfloat16 if q_dtype in checks.FLOAT8 else q_dtype]
+
+
+def bar_of(case: Case, device: torch.device, backend: str) -> float:
+    """The same for a case on a backend that serves it."""
+    chosen = capability.answer(**case.question(device, backend))
+    return bar(case.q_dtype, "" if chosen is None else chosen.kernel)
 
 
 def error(made: Workload, out: Tensor, turn: int = 0) -> float:

@@ -11,11 +11,15 @@ import pytest
 import torch
 
 import mla_ops
-from mla_ops import capability, checks
+from mla_ops import _C, capability, checks
 from mla_ops.capability import TABLE, Problem, Row
+from mla_ops.plan_spec import KINDS
 
 BF16, FP32 = torch.bfloat16, torch.float32
 FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
+
+
+PLANS = ("none", *KINDS)
 
 
 def first(values: frozenset[Any] | None, otherwise: Any) -> Any:
@@ -36,7 +40,15 @@ def problem_of(row: Row) -> Problem:
         causal=first(row.causal, True),
         lse=first(row.lse, False),
         cache_over_4_gib=row.cache_over_4_gib,
+        even_rows=not row.uneven_rows,
+        plan=first(row.plan, "none"),
     )
+
+
+def there(row: Row) -> Row:
+    """The row as it is where all that it needs is there."""
+    nothing = lambda: None  # noqa: E731
+    return replace(row, missing=nothing, prepare=nothing, distrusted=nothing)
 
 
 def others(row: Row) -> list[tuple[str, str, Any]]:
@@ -44,15 +56,16 @@ def others(row: Row) -> list[tuple[str, str, Any]]:
     found: list[tuple[str, str, Any]] = []
     for name, short in (("arch", "arch"), ("heads", "heads"), ("q_len", "q_len")):
         if getattr(row, name) is not None:
-            found.append((name, short, "sm_70" if name == "arch" else 77))
+            other = next(n for n in (77, 7) if n not in getattr(row, name))
+            found.append((name, short, "sm_70" if name == "arch" else other))
     for name, short in (("q_dtype", "q"), ("cache_dtype", "cache")):
         if getattr(row, name) != capability.ANY_DTYPE:
             found.append((name, short, FP32))
     for name in ("kv_lora_rank", "width"):
         if getattr(row, name) is not None:
             found.append((name, name, 99))
-    for name in ("causal", "lse"):
-        for value in (True, False):
+    for name, values in (("causal", (True, False)), ("lse", (True, False)), ("plan", PLANS)):
+        for value in values:
             if value not in getattr(row, name):
                 found.append((name, name, value))
     return found
@@ -64,12 +77,12 @@ def id_of(row: Row) -> str:
 
 @pytest.mark.parametrize("row", TABLE, ids=id_of)
 def test_a_row_takes_what_it_says(row: Row) -> None:
-    assert replace(row, missing=lambda: None).refuses(problem_of(row)) is None
+    assert there(row).refuses(problem_of(row)) is None
 
 
 @pytest.mark.parametrize("row", TABLE, ids=id_of)
 def test_a_row_refuses_the_rest_with_expected_and_got(row: Row) -> None:
-    row = replace(row, missing=lambda: None)
+    row = there(row)
     for name, short, value in others(row):
         reason = row.refuses(problem_of(row)._replace(**{name: value}))
         assert reason is not None, name
@@ -78,12 +91,16 @@ def test_a_row_refuses_the_rest_with_expected_and_got(row: Row) -> None:
     if not row.cache_over_4_gib:
         reason = row.refuses(problem_of(row)._replace(cache_over_4_gib=True))
         assert reason == "the cache must be at most 4 GiB, got a larger one"
+    if not row.uneven_rows:
+        reason = row.refuses(problem_of(row)._replace(even_rows=False))
+        assert reason is not None and reason.startswith("the cache's rows must lie evenly")
 
 
 @pytest.mark.parametrize("row", TABLE, ids=id_of)
 def test_a_row_is_reachable(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were it the only one of its backend that is there, some problem would come to it."""
-    present = tuple(replace(one, missing=lambda: None) for one in TABLE)
+    """Some problem comes to it, where all is there; to rows that round q, where that is asked."""
+    rounds = lambda one: "rounded" in one.reason  # noqa: E731
+    present = tuple(there(one) for one in TABLE if rounds(row) or not rounds(one))
     monkeypatch.setattr(capability, "TABLE", present)
     decision = capability._first_fit(problem_of(row), row.backend)
     assert (decision.backend, decision.kernel) == (row.backend, row.kernel)
@@ -92,8 +109,10 @@ def test_a_row_is_reachable(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_not_there_says_so() -> None:
     for row in TABLE:
         reason = row.missing()
-        if row.backend == "aiter" or row.kernel == "csrc/hip/decode":
-            assert reason is not None and reason.endswith("is not part of this release yet")
+        if row.backend == "aiter":
+            assert reason == "aiter is not installed"
+        elif row.kernel.startswith("csrc/hip") and not hasattr(_C, "gpu_workers"):
+            assert reason == "mla_ops was built without GPU kernels"
         else:
             assert reason is None, "the tests run where the kernels were compiled"
 
@@ -140,7 +159,8 @@ def test_explain_has_a_line_per_row_that_matters() -> None:
     assert [line.split()[0] for line in lines[1:]] == ["aiter", "native", "torch"]
     on_gfx942 = mla_ops.explain(arch="gfx942").splitlines()[1:]
     assert len(on_gfx942) == sum(row.is_for("gfx942") for row in TABLE)
-    assert all("is not part of this release yet" in line for line in on_gfx942[:-1])
+    assert all(": no: aiter is not installed" in line for line in on_gfx942[:-3])
+    assert all("csrc/hip/decode_mfma" in line for line in on_gfx942[-3:-1])
     assert lines[0].startswith("cpu, q bfloat16 [S=1, H=16], cache bfloat16")
     assert "SERVES: our kernel for CPUs" in text
     assert "could too: plain torch" in text

@@ -12,11 +12,13 @@ from torch import Tensor
 import mla_ops
 from mla_ops import tune, tuned, workload
 from mla_ops.__main__ import main
+from mla_ops.backends import aiter_choice
 from mla_ops.bench.timing import Times
 from mla_ops.plan import default_workers
 from mla_ops.workload import Case, Workload
 
 CPU = torch.device("cpu")
+DEFAULT = default_workers(CPU, 2, 16)
 FEW = ("2q1s200", "--device", "cpu", "--turns", "2", "--budget", "0")
 
 
@@ -58,9 +60,9 @@ def test_tune_keeps_what_it_found_and_goes_on_where_it_stopped(
     assert main(("tune", *FEW)) == 0
     (kept,) = json.loads(file.read_text())["entries"]
     assert (kept["batch"], kept["tokens"], kept["backend"]) == (2, 256, "native")
-    assert kept["choice"] in tune.candidates("native", CPU)
+    assert kept["choice"] in tune.candidates("native", Case(2, 200), CPU)
     assert kept["choice"] == {} or kept["speedup"] > tune.GAIN
-    names = [tune._text(choice) for choice in tune.candidates("native", CPU)]
+    names = [tune._text(choice) for choice in tune.candidates("native", Case(2, 200), CPU)]
     assert list(kept["medians"]) == names
     capsys.readouterr()
     # A second run has one class left to do.
@@ -79,7 +81,7 @@ def test_tune_keeps_what_it_found_and_goes_on_where_it_stopped(
 
 
 def test_plans_take_what_was_tuned_for_their_class_alone(file: Path) -> None:
-    default = default_workers(CPU)
+    default = default_workers(CPU, 2, 16)
     assert planned() == default
     tuned.write([entry(default + 7)])
     assert planned() == planned(tokens=192) == default + 7
@@ -97,7 +99,7 @@ def test_0_keeps_and_uses_nothing(file: Path, monkeypatch: pytest.MonkeyPatch, c
     tuned.write([entry(99)])
     monkeypatch.setenv("MLA_OPS_TUNED", "0")
     tuned.forget()
-    assert planned() == default_workers(CPU)
+    assert planned() == DEFAULT
     assert main(("tune", *FEW)) == 2
     assert "MLA_OPS_TUNED must name a file for tune, got '0'" in capsys.readouterr().out
 
@@ -118,7 +120,7 @@ def test_a_broken_file_is_a_warning_and_counts_as_empty(
 ) -> None:
     file.parent.mkdir()
     file.write_text(content)
-    assert planned() == planned() == default_workers(CPU)
+    assert planned() == planned() == DEFAULT
     (record,) = caplog.records
     assert str(file) in record.getMessage() and "tune --reset" in record.getMessage()
 
@@ -136,17 +138,19 @@ def test_what_is_wrong_is_not_chosen(
 ) -> None:
     """A backend that is wrong where there are many workers."""
     right = Workload.decode
-    default = default_workers(CPU)
+    several = DEFAULT  # as many as the default at most are right
 
     def wrong(self: Workload, *args, **kwargs) -> Tensor:
         out = right(self, *args, **kwargs)
-        return out * 1.01 if kwargs["with_plan"].spec.workers > 3 * default else out
+        return out * 1.01 if kwargs["with_plan"].spec.workers > several else out
 
     monkeypatch.setattr(Workload, "decode", wrong)
     assert main(("tune", *FEW)) == 1
-    assert capsys.readouterr().out.count("WRONG: native 2q1s200") == 3
+    numbers = [one["workers"] for one in tune.candidates("native", Case(2, 200), CPU)[1:]]
+    larger = [number for number in numbers if number > several]
+    assert capsys.readouterr().out.count("WRONG: native 2q1s200") == len(larger) > 2
     (kept,) = json.loads(file.read_text())["entries"]
-    assert list(kept["medians"]) == ["default", *(f"workers {n * default}" for n in (2, 3))]
+    assert list(kept["medians"]) == ["default", *(f"workers {n}" for n in numbers if n <= several)]
 
     monkeypatch.setattr(Workload, "decode", lambda self, *a, **k: right(self, *a, **k) * 1.01)
     assert main(("tune", *FEW, "--again")) == 1
@@ -169,3 +173,30 @@ def test_the_default_stays_where_nothing_beats_it_beyond_the_noise() -> None:
 def test_any_number_of_workers_is_right(workers: int) -> None:
     made = workload.make(Case(3, 300, ragged=True), CPU)
     assert workload.error(made, made.decode(with_plan=made.plan(workers))) < 3e-3
+
+
+def test_plans_of_aiter_take_what_was_tuned(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = aiter_choice.Shape(2, 1, 16, 200, torch.bfloat16, torch.bfloat16)
+    assert aiter_choice.choose(shape) == aiter_choice.DEFAULT
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(tuned, "machine", lambda device: f"a machine with {device}")
+    tuned.write([entry(None, backend="aiter", machine="a machine with cuda:0")])
+    assert aiter_choice.choose(shape) == aiter_choice.DEFAULT
+    more = {"backend": "aiter", "machine": "a machine with cuda:0", "choice": {"granularity": 64}}
+    tuned.write([entry(**more)])
+    assert aiter_choice.choose(shape) == aiter_choice.DEFAULT._replace(granularity=64)
+    assert aiter_choice.choose(shape._replace(batch=3)) == aiter_choice.DEFAULT
+
+
+def test_candidates_of_aiter_reach_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = workload.make(Case(2, 64), CPU)
+    shape = aiter_choice.Shape(2, 1, 16, 64, torch.bfloat16, torch.bfloat16)
+    monkeypatch.setattr(
+        Workload, "plan", lambda self, backend: (backend, aiter_choice.choose(shape))
+    )
+    chosen = [
+        tune.KNOBS["aiter"].plan(made, one) for one in tune.candidates("aiter", made.case, CPU)
+    ]
+    assert [choice.granularity for _, choice in chosen] == [32, 16, 64, 128]
+    assert {backend for backend, _ in chosen} == {"aiter"}
+    assert aiter_choice.choose(shape) == aiter_choice.DEFAULT

@@ -19,16 +19,16 @@ class OnDevice {
     const int32_t index = tensor.get_device();
     TORCH_CHECK(aoti_torch_get_current_cuda_stream(index, &stream_) == 0,
                 "no current stream on device ", index);
-    processors_ = mla_processors(index);
+    device_ = mla_device(index);
   }
 
   void* stream() const { return stream_; }
-  int32_t processors() const { return processors_; }
+  const MlaDevice* info() const { return device_; }
 
  private:
   c10::DeviceGuard guard_;
   void* stream_ = nullptr;
-  int32_t processors_ = 0;
+  const MlaDevice* device_ = nullptr;
 };
 
 inline void check_launch(const char* error, const char* op) {

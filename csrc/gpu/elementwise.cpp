@@ -86,7 +86,7 @@ void quantize_fp8(const at::Tensor& x_given, const std::optional<at::Tensor>& sc
   check_launch(mla_quantize_fp8(
                    x.const_data_ptr(), type_of(x, "x"), rows, out.mutable_data_ptr(),
                    type_of(out, "out"), scaling, given ? scale.const_data_ptr<float>() : nullptr,
-                   scale_out.mutable_data_ptr<float>(), device.processors(), device.stream()),
+                   scale_out.mutable_data_ptr<float>(), device.info(), device.stream()),
                "quantize_fp8");
 }
 
@@ -113,7 +113,7 @@ void write_kv_cache(const at::Tensor& kv_c, const at::Tensor& k_pe, at::Tensor k
     write.scale = kv_scale->const_data_ptr<float>();
   }
   write.from_type = type_of(kv_c, "kv_c"), write.cache_type = type_of(kv_cache, "kv_cache");
-  check_launch(mla_write_kv_cache(write, device.stream()), "write_kv_cache");
+  check_launch(mla_write_kv_cache(write, device.info(), device.stream()), "write_kv_cache");
 }
 
 void merge_states(const at::Tensor& out_a, const at::Tensor& lse_a, const at::Tensor& out_b,
@@ -127,7 +127,7 @@ void merge_states(const at::Tensor& out_a, const at::Tensor& lse_a, const at::Te
       mla_merge_states(a.const_data_ptr(), of_a.const_data_ptr<float>(), b.const_data_ptr(),
                        of_b.const_data_ptr<float>(), out.mutable_data_ptr(),
                        lse.mutable_data_ptr<float>(), type_of(out, "out"), lse.numel(),
-                       out.size(-1), device.processors(), device.stream()),
+                       out.size(-1), device.info(), device.stream()),
       "merge_states");
 }
 

@@ -35,6 +35,8 @@ __device__ __forceinline__ void write_row(const MlaCacheWrite& write, int64_t to
 
 template <class From, class To>
 __global__ void __launch_bounds__(kWriteThreads) write_kv_cache(MlaCacheWrite write) {
+  MLA_AFTER_PREDECESSOR();
+  MLA_SUCCESSOR_MAY_BEGIN();
   __shared__ int64_t slots[kTokens];
   const int64_t first = int64_t{blockIdx.x} * kTokens;
   if (threadIdx.x < kTokens) {
@@ -82,13 +84,13 @@ MLA_NAME(BFloat16)
 
 #if defined(MLA_LAUNCHERS)
 
-const char* mla_write_kv_cache(MlaCacheWrite write, void* stream) {
+const char* mla_write_kv_cache(MlaCacheWrite write, const MlaDevice* device, void* stream) {
   using namespace mla::gpu;
   const dim3 grid(static_cast<unsigned>((write.tokens + kTokens - 1) / kTokens));
   with_wide(write.from_type, [&](auto from) {
     with_type(write.cache_type, [&](auto to) {
-      hipLaunchKernelGGL((write_kv_cache<decltype(from), decltype(to)>), grid, dim3(kWriteThreads),
-                         0, static_cast<hipStream_t>(stream), write);
+      launch_overlapping(*device, write_kv_cache<decltype(from), decltype(to)>, grid,
+                         dim3(kWriteThreads), 0, static_cast<hipStream_t>(stream), write);
     });
   });
   return launch_error();

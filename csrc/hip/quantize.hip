@@ -32,6 +32,8 @@ __device__ __forceinline__ int64_t row_offset(const MlaRows& rows, int64_t row) 
 template <class From>
 __global__ void __launch_bounds__(kThreads)
     find_largest(const typename From::Code* x, MlaRows rows, uint32_t* top) {
+  MLA_AFTER_PREDECESSOR();
+  MLA_SUCCESSOR_MAY_BEGIN();
   uint32_t mine = 0;
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t threads = int64_t{gridDim.x} * kThreads;
@@ -45,7 +47,8 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   mine = over_block<kThreads>(mine, Larger{});
-  if (threadIdx.x == 0) atomicMax(top, mine);
+  // A look first: a thousand atomics on one address take longer than the last blocks' loads.
+  if (threadIdx.x == 0 && mine > *static_cast<volatile uint32_t*>(top)) atomicMax(top, mine);
 }
 
 // One scale for all. `top` is null where the scale is given, else what find_largest left.
@@ -53,6 +56,8 @@ template <class From, class To, int RUN>
 __global__ void __launch_bounds__(kThreads)
     quantize(const typename From::Code* x, MlaRows rows, typename To::Code* out, const float* scale,
              const uint32_t* top, float* scale_out) {
+  MLA_AFTER_PREDECESSOR();
+  MLA_SUCCESSOR_MAY_BEGIN();
   const float by = top == nullptr ? *scale : scale_for<To>(*top);
   const Divisor divisor(by);
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
@@ -74,6 +79,8 @@ template <class From, class To>
 __global__ void __launch_bounds__(kThreads)
     quantize_rows(const typename From::Code* x, MlaRows rows, typename To::Code* out,
                   const float* scale, float* scale_out) {
+  MLA_AFTER_PREDECESSOR();
+  MLA_SUCCESSOR_MAY_BEGIN();
   const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   const int64_t waves = int64_t{gridDim.x} * kThreads / MLA_WAVE;
   const int lane = threadIdx.x % MLA_WAVE;
@@ -93,12 +100,12 @@ __global__ void __launch_bounds__(kThreads)
 
 template <class From, class To>
 void launch(const void* x_memory, const MlaRows& rows, void* out_memory, MlaScaling scaling,
-            const float* scale, float* scale_out, int32_t processors, hipStream_t stream) {
+            const float* scale, float* scale_out, const MlaDevice& device, hipStream_t stream) {
   const auto* x = static_cast<const typename From::Code*>(x_memory);
   auto* out = static_cast<typename To::Code*>(out_memory);
   // A run for each thread, as far as they fill the processors; short ones where long ones would
   // leave most processors without work.
-  const int64_t most = int64_t{processors} * (2048 / kThreads);
+  const int64_t most = int64_t{device.processors} * (2048 / kThreads);
   const bool is_short = rows.count == 1 && rows.columns <= most * kThreads * kShortRun;
   const int64_t run = is_short ? kShortRun : kRun;
   const int64_t runs = rows.count == 1 ? (rows.columns + run - 1) / run : rows.count * MLA_WAVE;
@@ -106,7 +113,7 @@ void launch(const void* x_memory, const MlaRows& rows, void* out_memory, MlaScal
   const dim3 grid(static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most));
   const dim3 block(kThreads);
   if (scaling == kMlaGivenRows || scaling == kMlaTensorRows) {
-    hipLaunchKernelGGL((quantize_rows<From, To>), grid, block, 0, stream, x, rows, out,
+    launch_overlapping(device, quantize_rows<From, To>, grid, block, 0, stream, x, rows, out,
                        scaling == kMlaGivenRows ? scale : nullptr, scale_out);
     return;
   }
@@ -114,14 +121,14 @@ void launch(const void* x_memory, const MlaRows& rows, void* out_memory, MlaScal
   if (scaling == kMlaTensor) {
     top = reinterpret_cast<uint32_t*>(scale_out + 1);
     if (hipMemsetAsync(top, 0, sizeof(uint32_t), stream) != hipSuccess) return;
-    hipLaunchKernelGGL((find_largest<From>), grid, block, 0, stream, x, rows, top);
+    launch_overlapping(device, find_largest<From>, grid, block, 0, stream, x, rows, top);
   }
   if (is_short) {
-    hipLaunchKernelGGL((quantize<From, To, kShortRun>), grid, block, 0, stream, x, rows, out, scale,
-                       top, scale_out);
+    launch_overlapping(device, quantize<From, To, kShortRun>, grid, block, 0, stream, x, rows, out,
+                       scale, top, scale_out);
   } else {
-    hipLaunchKernelGGL((quantize<From, To, kRun>), grid, block, 0, stream, x, rows, out, scale, top,
-                       scale_out);
+    launch_overlapping(device, quantize<From, To, kRun>, grid, block, 0, stream, x, rows, out,
+                       scale, top, scale_out);
   }
 }
 
@@ -154,11 +161,11 @@ template __global__ void find_largest<Float32>(const uint32_t*, MlaRows, uint32_
 
 const char* mla_quantize_fp8(const void* x, mla::Type x_type, MlaRows rows, void* out,
                              mla::Type out_type, MlaScaling scaling, const float* scale,
-                             float* scale_out, int32_t processors, void* stream) {
+                             float* scale_out, const MlaDevice* device, void* stream) {
   using namespace mla::gpu;
   with_wide(x_type, [&](auto from) {
     with_float8(out_type, [&](auto to) {
-      launch<decltype(from), decltype(to)>(x, rows, out, scaling, scale, scale_out, processors,
+      launch<decltype(from), decltype(to)>(x, rows, out, scaling, scale, scale_out, *device,
                                            static_cast<hipStream_t>(stream));
     });
   });

@@ -173,12 +173,17 @@ struct Larger {
     return a > b ? a : b;
   }
 };
+struct LargerPairs {
+  __device__ __forceinline__ uint32_t operator()(uint32_t a, uint32_t b) const {
+    return MLA_MAX_PAIRS(a, b);
+  }
+};
 struct EitherBits {
   __device__ __forceinline__ uint32_t operator()(uint32_t a, uint32_t b) const { return a | b; }
 };
 
-template <class Op>
-__device__ __forceinline__ uint32_t over_wave(uint32_t value, Op op) {
+template <class Value, class Op>
+__device__ __forceinline__ Value over_wave(Value value, Op op) {
 #pragma unroll
   for (int mask = MLA_WAVE / 2; mask > 0; mask /= 2)
     value = op(value, MLA_SHUFFLE_XOR(value, mask));

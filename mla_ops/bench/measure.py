@@ -15,7 +15,6 @@ from mla_ops.console import RESERVE, memory_free, size
 from mla_ops.workload import SHORT_OF, Case, Workload
 
 FLOOR = "read floor"
-PEER_BAR = 5e-2  # theirs may round q and the weights to float8
 ROTATED = 512 << 20  # bytes: beyond an L2, and beyond the 256 MB Infinity Cache of an MI300X
 MOST_SETS = 512
 
@@ -125,7 +124,6 @@ def _rows(
 def checked(provider: Provider, made: Workload) -> tuple[str, float | None, Run | None]:
     """Return the verdict on a provider's result ("right", "WRONG", "refused: ...", "failed: ..."),
     its error, and what to time where it is right."""
-    bar = workload.bar(made.case.q_dtype) if provider.ours else PEER_BAR
     try:
         run = provider.prepare(made)
         # The last cache: one that only reads the first is found out.
@@ -136,7 +134,7 @@ def checked(provider: Provider, made: Workload) -> tuple[str, float | None, Run 
     except Exception as failure:  # another library's: the others are still of interest
         first = (str(failure).splitlines() or [""])[0][:200]
         return f"failed: {type(failure).__name__}: {first}", None, None
-    return ("right", error, run) if error <= bar else ("WRONG", error, None)
+    return ("right", error, run) if error <= provider.bar(made) else ("WRONG", error, None)
 
 
 def describe(case: Case) -> Row:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mla_ops import __version__, capability, checks
-from mla_ops.workload import SOFTMAX_SCALE, Workload
+from mla_ops.workload import SOFTMAX_SCALE, Workload, bar_of
 
 Run = Callable[[int], Tensor]
 
@@ -23,40 +23,33 @@ class Refused(Exception):
     """Why a provider does not take a case."""
 
 
+PEER_BAR = 5e-2  # theirs may round q and the weights to float8
+
+
 @dataclass(frozen=True)
 class Provider:
     """`prepare` does what is done once for a step or longer, and returns what is timed: it takes
     the number of the call and returns [B, S, H, R]. It raises Refused for what it does not take.
-    `missing` says why it cannot be had here, or None."""
+    `missing` says why it cannot be had here, or None; `bar` what the relative error of a right
+    result is at most."""
 
     name: str
     ours: bool
     prepare: Callable[[Workload], Run]
     missing: Callable[[torch.device], str | None] = lambda device: None
     version: Callable[[], str] = lambda: torch.__version__
+    bar: Callable[[Workload], float] = lambda made: PEER_BAR
 
 
 def ours(backend: str) -> Provider:
     """The op on one backend, with a plan, as a serving step has it."""
 
     def prepare(made: Workload) -> Run:
-        case = made.case
-        verdicts = capability.verdicts(
-            arch=capability.arch_of(made.q.device),
-            q_dtype=case.q_dtype,
-            cache_dtype=case.cache_dtype,
-            heads=case.heads,
-            q_len=case.q_len,
-            page_size=case.page_size,
-            kv_lora_rank=case.rank,
-            rope=case.rope,
-            cache_bytes=case.cache_bytes,
-            backend=backend,
-        )
+        verdicts = capability.verdicts(**made.case.question(made.q.device, backend))
         mine = [row for row in verdicts if row.backend == backend]
         if all(row.verdict == "no" for row in mine):
             raise Refused(mine[0].reason)
-        plan = made.plan()
+        plan = made.plan(backend=backend)
         return lambda turn: made.decode(turn, backend=backend, with_plan=plan)
 
     def missing(device: torch.device) -> str | None:
@@ -72,7 +65,10 @@ def ours(backend: str) -> Provider:
         every = sum(row.backend == backend for row in capability.TABLE)
         return (mine[0].reason if mine else reasons[0]) if len(reasons) == every else None
 
-    return Provider(f"mla_ops {backend}", True, prepare, missing, lambda: __version__)
+    def bar(made: Workload) -> float:
+        return bar_of(made.case, made.q.device, backend)
+
+    return Provider(f"mla_ops {backend}", True, prepare, missing, lambda: __version__, bar)
 
 
 @functools.lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from build_tools.cdna.code_object import CodeObject
 from build_tools.cdna.compiler import compile_cached
-from build_tools.cdna.launch import Statistics, pack_arguments, run_kernel
+from build_tools.cdna.launch import Dim, Statistics, pack_arguments, run_kernel
 from build_tools.cdna.state import Memory
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -37,16 +37,25 @@ FLOAT8 = [torch.float8_e4m3fn, torch.float8_e4m3fnuz]
 HARDWARE = {"gfx942": torch.float8_e4m3fnuz, "gfx950": torch.float8_e4m3fn}
 RAW = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+# Template arguments that are no types; those of an enumeration as they are written in a name.
+Numbers = int | tuple[int | str, ...]
 
-def mangled(kernel: str, *types: torch.dtype, number: int = 0) -> str:
+
+def mangled(kernel: str, *types: torch.dtype, number: Numbers = 0) -> str:
     """How the name of an instantiation begins in the Itanium C++ ABI: mla::gpu::kernel<types>, or
-    kernel<types, number>.
+    kernel<types, numbers>. Without types it is no template.
     """
     arguments: list[str] = []
     for dtype in types:
         name = f"NS0_{len(NAMES[dtype])}{NAMES[dtype]}E"  # S0_ stands for mla::gpu
         arguments.append("S2_" if name in arguments else name)  # S2_: the first argument again
-    last = f"Li{number}E" if number else ""
+    numbers = number if isinstance(number, tuple) else (number,) if number else ()
+    last = "".join(
+        n if isinstance(n, str) else f"L{'b' if isinstance(n, bool) else 'i'}{n:d}E"
+        for n in numbers
+    )
+    if not types and not numbers:
+        return f"_ZN3mla3gpu{len(kernel)}{kernel}E"
     return f"_ZN3mla3gpu{len(kernel)}{kernel}I{''.join(arguments)}{last}EEv"
 
 
@@ -61,8 +70,8 @@ class Kernels:
             self.folder / "hip" / f"{file}.hip", self.arch, ("-DMLA_DEVICE_ONLY",)
         )
 
-    def find(self, file: str, kernel: str, *types: torch.dtype, number: int = 0) -> str:
-        """The full name of kernel<types> or kernel<types, number>; exactly one has to be there."""
+    def find(self, file: str, kernel: str, *types: torch.dtype, number: Numbers = 0) -> str:
+        """The full name of kernel<types> or kernel<types, numbers>; exactly one has to be there."""
         start = mangled(kernel, *types, number=number)
         (name,) = (name for name in self.code(file).kernels if name.startswith(start))
         return name
@@ -102,17 +111,18 @@ class Device:
         self,
         kernel: str,
         types: tuple[torch.dtype, ...],
-        grid: int,
+        grid: Dim,
         *arguments: Any,
-        number: int = 0,
+        number: Numbers = 0,
+        threads: int = THREADS,
         **options: Any,
     ) -> Statistics:
         """Launch kernel<types>. A race on LDS is an AssertionError."""
         entry = self.code.kernel(self.kernels.find(self.file, kernel, *types, number=number))
-        packed = pack_arguments(self.code, entry, grid, THREADS, arguments)
+        packed = pack_arguments(self.code, entry, grid, threads, arguments)
         kernarg = self.memory.put(np.frombuffer(packed, np.uint8), "kernel arguments")
         stats = run_kernel(
-            self.code, entry, grid, THREADS, kernarg, self.memory, find_races=True, **options
+            self.code, entry, grid, threads, kernarg, self.memory, find_races=True, **options
         )
         assert not stats.races, f"{kernel}: {[str(race) for race in stats.races]}"
         self.executed += stats.counts

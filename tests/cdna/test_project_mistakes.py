@@ -5,9 +5,6 @@ The unchanged sources pass the same checks in test_project_kernels.py.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +13,11 @@ import project_merge
 import project_quantize
 import pytest
 import torch
-from project import CSRC, FLOAT8, HARDWARE, Kernels
-
-from build_tools.cdna.state import Fault
+from mistake import Check, Mistake
+from project import FLOAT8, HARDWARE
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 FN, FNUZ = FLOAT8
-Check = Callable[[Kernels], None]
 
 
 def quantize(name: str, *arguments: torch.dtype) -> Check:
@@ -38,18 +33,6 @@ def native(name: str, dtype: torch.dtype = BF16) -> Check:
 
 def cache(name: str) -> Check:
     return getattr(project_kv_cache, f"check_{name}")
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """`old` becomes `new`, and `check` notices."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    check: Check
-    arch: str = "gfx942"
 
 
 MISTAKES = [
@@ -264,13 +247,5 @@ MISTAKES = [
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
 def test_it_is_noticed(mistake: Mistake, tmp_path: Path) -> None:
-    shutil.copytree(CSRC / "hip", tmp_path / "hip")
-    for header in CSRC.glob("*.h"):
-        shutil.copy(header, tmp_path)
-    path = tmp_path / mistake.file
-    text = path.read_text()
-    assert mistake.old in text, "the source has changed: this mistake is no longer one"
-    path.write_text(text.replace(mistake.old, mistake.new))
-    with pytest.raises((AssertionError, Fault)) as found:
-        mistake.check(Kernels(mistake.arch, tmp_path))
-    print(f"{mistake.name}: {str(found.value)[:200]}")
+    mistake.put_into(tmp_path)
+    mistake.assert_noticed(tmp_path)

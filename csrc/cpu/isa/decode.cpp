@@ -29,7 +29,7 @@ template <class Engine, int VECS>
 void softmax(const DecodeArgs& args, const State& state, int64_t begin, const Tile& tile,
              bool masked, float* scores, float* weights) {
   constexpr int kRow = VECS * kLanes;
-  const Vec scale = splat(args.score_scale * kLog2E);
+  const Vec scale = splat(args.score_scale() * kLog2E);
   const int64_t padded = round_up(tile.tokens, kBlock);
   for (int v = 0; v < VECS; ++v, scores += kLanes, weights += kLanes) {
     IntVec visible;
@@ -112,7 +112,7 @@ void attend(const DecodeArgs& args, const Layout& layout, const State& state, in
 void finish(const DecodeArgs& args, const Layout& layout, int64_t sequence, int64_t row,
             const State& state, float* output) {
   const bool empty = *state.sum == 0.0f;
-  const float factor = empty ? 0.0f : args.output_scale / *state.rounded_sum;
+  const float factor = empty ? 0.0f : args.output_scale() / *state.rounded_sum;
   for (int64_t i = 0; i < layout.value_width; ++i) output[i] = empty ? 0.0f : output[i] * factor;
   const int64_t offset = element_offset(args.out_stride, sequence, row, args.heads);
   narrow(output, static_cast<char*>(args.out) + offset * size_of(args.out_type), args.out_type,

@@ -6,34 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "../../decode_args.h"
 #include "../../schedule.h"
-#include "../../types.h"
 
 namespace mla {
-
-// One decode call. Strides count elements; the last dimension of every tensor is contiguous.
-struct DecodeArgs {
-  int64_t batch, q_len, heads, latent, width, page_size;
-  Type q_type, cache_type, out_type;
-  bool causal;
-  float score_scale;   // softmax_scale * q_scale * kv_scale
-  float output_scale;  // kv_scale
-
-  const void* q;  // [batch, q_len, heads, width]
-  int64_t q_stride[3];
-  const void* cache;  // [pages, page_size, width]
-  int64_t page_stride, row_stride;
-  const int32_t* block_table;  // [batch, pages per sequence]
-  int64_t table_stride;
-  const int32_t* seq_lens;  // [batch]
-  void* out;                // [batch, q_len, heads, latent]
-  int64_t out_stride[3];
-  float* lse;  // [batch, q_len, heads] or null
-  int64_t lse_stride[3];
-  float* partials;  // [slots, Kernels::partial_floats]
-
-  MLA_INLINE int64_t rows() const { return q_len * heads; }
-};
 
 struct Kernels {
   const char* name;

@@ -173,6 +173,7 @@ __device__ inline float __logf(float a) {
 }
 __device__ inline bool isnan(float a) { return __builtin_isnan(a); }
 __device__ inline bool isinf(float a) { return __builtin_isinf(a); }
+__device__ inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long)a * b >> 32; }
 __device__ inline int __popc(unsigned a) { return __builtin_popcount(a); }
 __device__ inline int __popcll(unsigned long a) { return __builtin_popcountll(a); }
 __device__ inline int __clz(int a) { return a ? __builtin_clz(a) : 32; }

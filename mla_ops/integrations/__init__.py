@@ -1,0 +1,1 @@
+"""Other libraries running on our ops; each is imported only by who asks for it."""
