@@ -191,7 +191,8 @@ def _back(layers: Any) -> None:
 
 
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
-    """Return the replay of a captured graph of the call."""
+    """Return the replay of a captured graph of the call; the call itself where it cannot be
+    captured (transformers' masks for eager attention, made on the CPU), and say so."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -199,8 +200,14 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        print(f"not captured in a graph: {str(error).splitlines()[0]}")
+        return call
     return graph.replay
 
 
