@@ -7,7 +7,7 @@ __version__ = "0.1.0"
 
 # `python -m mla_ops doctor` must work where torch does not. While the package is imported to look
 # for its __main__, Python's own arguments stand as -m and what follows the module's name.
-if sys.argv[:2] != ["-m", "doctor"]:
+if sys.argv[:2] != ["-m", "doctor"] or "mla_ops" not in sys.orig_argv:
     from mla_ops import _log
     from mla_ops.capability import explain, supports
     from mla_ops.decode import decode, merge_states

@@ -63,7 +63,10 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def chosen_device(arguments: argparse.Namespace) -> torch.device:
     """Return the device asked for, or a GPU where torch sees one."""
     default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return arguments.device or default
+    device: torch.device = arguments.device or default
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)  # for graphs and events, which take the current one
+    return device
 
 
 def memory_free(device: torch.device) -> int:

@@ -223,9 +223,12 @@ def test_a_budget_shortens_and_never_below_the_least() -> None:
 
 
 def test_the_floor_reads_the_useful_bytes() -> None:
-    made = workload.make(Case(4, 1024, cache_dtype=FN), CPU)
-    for call in floor.readers(made).values():
-        assert torch.isfinite(call(0))  # type: ignore[arg-type]
+    for case in (Case(4, 1024, cache_dtype=FN), Case(4, 64, heads=128), Case(1, 9, rope=33)):
+        made = workload.make(case, CPU)
+        for call in floor.readers(made).values():
+            assert torch.isfinite(call(0))  # type: ignore[arg-type]
+        count = case.useful_bytes // 4
+        assert floor._numbers(made.caches[0], count).numel() == count
     assert floor.matmul_flops(CPU) > 1e9
 
 

@@ -6,6 +6,7 @@ import statistics
 import time
 
 import torch
+from torch import Tensor
 
 from mla_ops.bench.timing import Call
 from mla_ops.workload import Workload
@@ -18,7 +19,7 @@ def readers(made: Workload) -> dict[str, Call]:
     them is the floor: none does anything but read, and each is torch's own code.
     """
     count = made.case.useful_bytes // 4
-    flat = [cache.view(torch.float32).flatten()[:count] for cache in made.caches]
+    flat = [_numbers(cache, count) for cache in made.caches]
     found: dict[str, Call] = {
         "read sum": lambda turn: flat[turn % len(flat)].sum(),
         "read max": lambda turn: flat[turn % len(flat)].amax(),
@@ -29,6 +30,12 @@ def readers(made: Workload) -> dict[str, Call]:
             flat[turn % len(flat)][:half], flat[turn % len(flat)][half : 2 * half]
         )
     return found
+
+
+def _numbers(cache: Tensor, count: int) -> Tensor:
+    """Return so many numbers of a cache; with many heads and few tokens some come twice."""
+    flat = cache.flatten().view(torch.float32)
+    return flat.repeat(-(-count // flat.numel()))[:count] if count > flat.numel() else flat[:count]
 
 
 def matmul_flops(device: torch.device) -> float:
