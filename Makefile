@@ -16,7 +16,8 @@ ENVIRONMENT := $(VENV)/mla_ops-environment.json
 BUILT := build/.installed
 
 # Folders too: theirs is the date that changes when a file goes away.
-NOT_OF_THE_BUILD := $(addprefix build_tools/,environment.py sanitized.py summary.py hip_fat_check.py)
+NOT_OF_THE_BUILD := $(addprefix build_tools/,environment.py sanitized.py summary.py hip_fat_check.py \
+                      reference_pages.py drawings.py)
 BUILD_INPUTS := setup.py pyproject.toml \
                 $(filter-out $(NOT_OF_THE_BUILD),$(wildcard build_tools/*.py)) \
                 $(shell find csrc -type d -o -name '*.cpp' -o -name '*.h' -o -name '*.hip')
@@ -26,8 +27,11 @@ CPP := $(shell find csrc tests -name '*.cpp' -o -name '*.h' -o -name '*.hip')
 PYTEST := $(PY) -P -m pytest
 WORKERS ?= 2
 
+RESULTS := benchmarks/results/cpu_bench.csv
+BENCH := $(PY) -P -m mla_ops bench --device cpu
+
 .DEFAULT_GOAL := help
-.PHONY: help build demo test bench lint format pytest sanitize sanitize-short fuzz aiter-sweep qemu hip-check clean FORCE
+.PHONY: help build demo test bench plots docs lint format pytest sanitize sanitize-short fuzz aiter-sweep qemu hip-check clean FORCE
 .DELETE_ON_ERROR:
 
 help:  ## this list
@@ -59,8 +63,21 @@ test: lint sanitize-short pytest  ## what CI runs
 pytest: $(BUILT)
 	$(PYTEST) -n $(WORKERS)
 
-bench: $(BUILT)  ## CPU decode against torch: CSV and a table
-	$(PY) benchmarks/bench_decode.py --device cpu
+# The README's cases. MLA_OPS_ISA is read once a process.
+bench: $(BUILT)  ## CPU decode against torch: benchmarks/results/cpu_bench.csv and tables
+	$(BENCH) 4,32q1s1k,8k-bf16,fp8 4q1s8k-h128-bf16,fp8 --csv $(RESULTS)
+	$(BENCH) 4,32q1s8k-bf16,fp8 --threads 1 --providers native --csv $(RESULTS) --append
+	MLA_OPS_ISA=avx2 $(BENCH) 4q1s1k-bf16,fp8 --providers native --csv $(RESULTS) --append
+	$(PY) -P benchmarks/extra_memory.py 32q1s8k
+
+plots: $(BUILT)  ## the pictures of docs/gallery.md, from the CSVs
+	for name in cpu_bench h200_peers; do \
+	    $(PY) -P -m mla_ops bench --read benchmarks/results/$$name.csv \
+	        --plots docs/pictures/$$name >/dev/null || exit 1; done
+
+docs: $(BUILT)  ## the pages that are generated: docs/api.md, docs/backends.md; the drawings
+	$(PY) -P build_tools/reference_pages.py
+	$(PY) -P build_tools/drawings.py
 
 lint: $(ENVIRONMENT)  ## ruff, clang-format, mypy
 	$(PY) -m ruff check .

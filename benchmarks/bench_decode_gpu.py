@@ -24,11 +24,11 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
-from measure import write_csv
 from torch import Tensor
 
 import mla_ops
 from mla_ops import _C, reference
+from mla_ops.bench.table import write_csv
 
 BF16, FN = torch.bfloat16, torch.float8_e4m3fn
 BEYOND_L2 = 400_000_000  # bytes of cache that calls go through before they meet one again

@@ -10,15 +10,14 @@ replay in turn.
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measure import markdown, write_csv
 from torch import Tensor
 
 import mla_ops
+from mla_ops.bench.table import markdown, write_csv
+from mla_ops.bench.timing import Call, interleaved
 
 FN = torch.float8_e4m3fn
 MIB = 1 << 20
@@ -26,43 +25,11 @@ ROTATED = 512 * MIB
 LARGEST = torch.finfo(FN).max
 
 
-def captured(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """Return a graph of the calls, warmed up."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for call in calls[:2]:
-            call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
-def interleaved(
-    contenders: dict[str, list[Callable[[], object]]], repeats: int
-) -> dict[str, float]:
-    """Return the median microseconds of one call of each contender, replayed in turn."""
-    graphs = {name: captured(calls) for name, calls in contenders.items()}
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for repeat in range(repeats + 3):
-        for name, graph in graphs.items():
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            if repeat >= 3:
-                times[name].append(begin.elapsed_time(end) * 1e3 / len(contenders[name]))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def to_float8(x: Tensor, scale: Tensor) -> Tensor:
     return (x / scale).clamp(-LARGEST, LARGEST).to(FN)
 
 
-def measure(count: int, chain: int, repeats: int) -> list[dict[str, object]]:
+def measure(count: int, repeats: int) -> list[dict[str, object]]:
     """Return a row per contender for tensors of `count` bfloat16 numbers."""
     sets = max(2, -(-ROTATED // (count * 3)))
     inputs = [torch.randn(count, device="cuda").bfloat16() for _ in range(min(sets, 64))]
@@ -72,15 +39,15 @@ def measure(count: int, chain: int, repeats: int) -> list[dict[str, object]]:
     targets = [torch.empty_like(source) for source in sources]
     compiled = torch.compile(to_float8)
     compiled(inputs[0], scale)
-    order = [i % len(inputs) for i in range(chain)]
-    contenders: dict[str, list[Callable[[], object]]] = {
-        "copy": [lambda i=i: targets[i].copy_(sources[i]) for i in order],
-        "given scale": [lambda i=i: mla_ops.quantize_fp8(inputs[i], scale, FN) for i in order],
-        "dynamic scale": [lambda i=i: mla_ops.quantize_fp8(inputs[i], None, FN) for i in order],
-        "torch compiled": [lambda i=i: compiled(inputs[i], scale) for i in order],
-        "torch eager": [lambda i=i: to_float8(inputs[i], scale) for i in order],
+    contenders: dict[str, Call] = {
+        "copy": lambda i: targets[i % len(inputs)].copy_(sources[i % len(inputs)]),
+        "given scale": lambda i: mla_ops.quantize_fp8(inputs[i % len(inputs)], scale, FN),
+        "dynamic scale": lambda i: mla_ops.quantize_fp8(inputs[i % len(inputs)], None, FN),
+        "torch compiled": lambda i: compiled(inputs[i % len(inputs)], scale),
+        "torch eager": lambda i: to_float8(inputs[i % len(inputs)], scale),
     }
-    times = interleaved(contenders, repeats)
+    timed = interleaved(contenders, repeats, scale.device, rotation=len(inputs))
+    times = {name: one.median * 1e6 for name, one in timed.items()}
     return [
         {
             "numbers": count,
@@ -111,9 +78,9 @@ def main() -> None:
     }
     rows: list[dict[str, object]] = []
     for batch in (4, 32, 64, 256):
-        rows += measure(batch * 16 * 576, 64, arguments.repeats)
+        rows += measure(batch * 16 * 576, arguments.repeats)
     for mib in (1, 16, 64, 256, 1024):
-        rows += measure(mib * MIB // 2, 16 if mib < 256 else 4, arguments.repeats)
+        rows += measure(mib * MIB // 2, arguments.repeats)
     write_csv(arguments.csv, [facts | row for row in rows])
     table = [(r["mib_bf16"], r["contender"], r["us"], r["gb_per_s"], r["of_copy"]) for r in rows]
     print(facts)

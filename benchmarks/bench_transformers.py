@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from measure import cpu_name, interleaved, markdown, median, write_csv
 from tqdm import tqdm
 
 import mla_ops
+from mla_ops.bench.table import markdown, write_csv
+from mla_ops.bench.timing import interleaved
 from mla_ops.integrations.transformers import LatentCache, enable, families
+from mla_ops.machine import cpu_name
 
 # V2-Lite and V3 as published (config.json of deepseek-ai/DeepSeek-V2-Lite and -V3); of V3 the first
 # three layers, which are dense. "small" is V2-Lite's attention in a model that a CPU steps through.
@@ -251,7 +253,9 @@ def measure(
             torch.cuda.empty_cache()
         progress.update()
     if calls:
-        seconds = {name: median(times) for name, times in interleaved(calls, repeats).items()}
+        repeated = {name: lambda turn, call=call: call() for name, call in calls.items()}
+        times = interleaved(repeated, repeats, device)
+        seconds = {name: one.median for name, one in times.items()}
     return seconds, sizes
 
 

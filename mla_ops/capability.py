@@ -13,12 +13,12 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypedDict, Unpack
+from typing import Literal, NamedTuple, TypedDict, Unpack
 
 import torch
 from torch import Tensor
 
-from mla_ops import _compiled, checks
+from mla_ops import _compiled, checks, tuned
 from mla_ops.backends import aiter_choice, aiter_release
 from mla_ops.plan_spec import KINDS
 
@@ -314,18 +314,22 @@ def _first_fit(problem: Problem, forced: str) -> Decision:
     """Choose for a call that will follow: what a row has to prepare is done here."""
     # Of several rows of a backend the reason is that of the one that would have to change least.
     refusals: list[tuple[int, str]] = []
+    passed_over: list[str] = []
     nearest: Decision | None = None
     for row in TABLE:
         refusal = row.refuses(problem)
         if refusal is None and forced in ("auto", row.backend):
             refusal = row.prepare()
         if refusal is not None:
+            passed_over.append(f"{row.backend} {row.kernel}: {refusal}")
             if forced in ("auto", row.backend):
                 far = 0 if row.is_for(problem.arch) else 1 << 10
                 refusals.append((len(row.misfits(problem)) + far, refusal))
         elif forced in ("auto", row.backend):
             decision = Decision(row.backend, row.kernel, row.reason)
             logger.info("%s -> %s (%s: %s)", describe(problem), *decision)
+            for line in passed_over:
+                logger.debug("passed over %s", line)
             return decision
         elif nearest is None:
             nearest = Decision(row.backend, row.kernel, row.reason)
@@ -470,15 +474,23 @@ def answer(**question: Unpack[Question]) -> Decision | None:
     return None
 
 
-def explain(**question: Unpack[Question]) -> str:
-    """Return the table's answer to a `Question`: what serves, what does not, and why.
+class Verdict(NamedTuple):
+    """The table's word on one kernel: "SERVES" (it is the one), "could too" or "no"; and why."""
 
-    Of a backend's kernels for other architectures only the first is shown, and only where it has
-    none for this one. For AMD's it says what was found of aiter. Raises as `supports` does.
-    """
-    problem, forced = _problem(question)
+    backend: str
+    kernel: str
+    verdict: str
+    reason: str
+
+
+def verdicts(**question: Unpack[Question]) -> list[Verdict]:
+    """Return the table's answer to a `Question`, row by row, as `explain` tells it."""
+    return _verdicts(*_problem(question))
+
+
+def _verdicts(problem: Problem, forced: str) -> list[Verdict]:
     chosen = False
-    lines = [describe(problem)]
+    found = []
     has_rows = {row.backend for row in TABLE if row.is_for(problem.arch)}
     for row in TABLE:
         if not row.is_for(problem.arch):
@@ -488,12 +500,30 @@ def explain(**question: Unpack[Question]) -> str:
         refusal = row.refuses(problem)
         if refusal is None and forced not in ("auto", row.backend):
             refusal = f"backend {forced!r} was asked for"
-        if refusal is not None:
-            verdict = f"no: {refusal}"
-        else:
-            verdict = f"could too: {row.reason}" if chosen else f"SERVES: {row.reason}"
-            chosen = True
-        lines.append(f"  {row.backend:7} {row.kernel}: {verdict}")
+        word = "no" if refusal is not None else "could too" if chosen else "SERVES"
+        chosen = chosen or refusal is None
+        found.append(Verdict(row.backend, row.kernel, word, refusal or row.reason))
+    return found
+
+
+def explain(*, form: Literal["text", "table"] = "text", **question: Unpack[Question]) -> str:
+    """Return the table's answer to a `Question`: what serves, what does not, and why; as lines of
+    text, or as a Markdown table.
+
+    Of a backend's kernels for other architectures only the first is shown, and only where it has
+    none for this one. What was found of aiter follows, for AMD's, and what `python -m mla_ops tune`
+    found for such problems. Raises as `supports` does.
+    """
+    if form not in ("text", "table"):
+        raise ValueError(f"form must be text or table, got {form!r}")
+    problem, forced = _problem(question)
+    rows = _verdicts(problem, forced)
+    notes = tuned.notes(problem.arch, problem.heads, problem.q_len)
     if any(row.backend == "aiter" and row.is_for(problem.arch) for row in TABLE):
-        lines += [f"  note: {note}" for note in aiter_release.notes()]
-    return "\n".join(lines)
+        notes = [*(f"note: {note}" for note in aiter_release.notes()), *notes]
+    if form == "text":
+        lines = [f"  {row.backend:7} {row.kernel}: {row.verdict}: {row.reason}" for row in rows]
+        return "\n".join([describe(problem), *lines, *(f"  {note}" for note in notes)])
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    header = ["| backend | kernel | verdict | why |", "|---|---|---|---|"]
+    return "\n".join([describe(problem), "", *header, *lines, *(f"\n{note}" for note in notes)])

@@ -8,55 +8,34 @@ passed its contest's check; so what its shortcut scores on the check made here i
 from __future__ import annotations
 
 import argparse
-import importlib
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from mla_ops import __version__, _compiled, capability, demo_model, problems
+from mla_ops import __version__, _compiled, capability, demo_model, draw, problems
+from mla_ops.console import (
+    RESERVE,
+    Progress,
+    add_device,
+    chosen_device,
+    memory_free,
+    rate,
+    size,
+)
+from mla_ops.console import seconds as as_seconds
 from mla_ops.problems import BAR, HEADS, PAGE, RANK, ROPE, SHORTCUT, Case
 
 CASES = tuple(Case(batch, context) for batch in (4, 32, 64, 256) for context in (1024, 8192))
 QUICK = (Case(4, 1024), Case(4, 8192), Case(32, 1024))
 
 RUNS, SECONDS = 7, 1.5  # timed runs of a case: so many, or fewer once so much time has gone
-RESERVE = 768 << 20  # bytes for the oracle, torch and the backends' workspaces
-
-
-class Progress:
-    """One bar over all steps on stderr, where tqdm is installed and stderr is a terminal."""
-
-    def __init__(self, total: int) -> None:
-        self._bar: Any = None
-        self.say: Callable[[str], object] = print
-        try:
-            tqdm = importlib.import_module("tqdm").tqdm
-        except ImportError:
-            return
-        # disable=None: no bar where stderr is not a terminal.
-        self._bar, self.say = tqdm(total=total, disable=None, leave=False), tqdm.write
-
-    def step(self, what: str) -> None:
-        if self._bar is not None:
-            self._bar.set_description(what, refresh=False)
-            self._bar.update()
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `demo`."""
-    parser.add_argument(
-        "--device",
-        type=_device,
-        help="cpu, cuda or cuda:N (default: a GPU where torch sees one, else cpu)",
-    )
+    add_device(parser)
     parser.add_argument(
         "--cases", type=_cases, metavar="BxC,...", help="other cases, as in 4x1024,32x8192"
     )
@@ -66,20 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="let a model of transformers write, too (default: unless --cases or --quick)",
     )
-
-
-def _device(text: str) -> torch.device:
-    try:
-        device = torch.device(text)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise argparse.ArgumentTypeError(f"expected cpu, cuda or cuda:N, got {text!r}")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise argparse.ArgumentTypeError(
-            f"expected one of the {torch.cuda.device_count()} GPUs that torch sees, got {text!r}"
-        )
-    return device
 
 
 def _cases(text: str) -> tuple[Case, ...]:
@@ -101,13 +66,12 @@ def _cases(text: str) -> tuple[Case, ...]:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the demo; return 0 where every result is right and 1 where one is not."""
-    default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device: torch.device = arguments.device or default
+    device = chosen_device(arguments)
     free = max(0, memory_free(device) - RESERVE)
     cases: tuple[Case, ...] = arguments.cases or (QUICK if arguments.quick else CASES)
     fitting = {case: fit(case, free) for case in cases}
     largest = max(case.pool_bytes for case in (*filter(None, fitting.values()), Case(1, PAGE)))
-    progress = Progress(-(-largest // problems.CHUNK) + len(cases) + 1)
+    progress = Progress(-(-largest // draw.CHUNK) + len(cases) + 1)
     try:
         generator = torch.Generator(device).manual_seed(0)
         pool = problems.draw_pool(
@@ -153,7 +117,7 @@ def _run(
             what = "skipped" if case is None else f"sized down to batch {case.batch}"
             say(
                 f"{wanted.batch:6}{wanted.context:9}  {what}: the cache needs "
-                f"{_size(wanted.pool_bytes)}, {_size(free)} of memory is free"
+                f"{size(wanted.pool_bytes)}, {size(free)} of memory is free"
             )
         if case is None:
             continue
@@ -163,8 +127,8 @@ def _run(
         errors.append(error)
         skipped.append(error_of_skipping)
         say(
-            f"{case.batch:6}{case.context:9}{_size(case.bytes_read):>11}{_time(seconds):>12}"
-            f"{_rate(case.bytes_read / seconds):>14}{error:10.1e}  {_verdict(error <= BAR)}"
+            f"{case.batch:6}{case.context:9}{size(case.bytes_read):>11}{as_seconds(seconds):>12}"
+            f"{rate(case.bytes_read / seconds):>14}{error:10.1e}  {_verdict(error <= BAR)}"
         )
     if not errors:
         say("\nno case fits into memory: nothing was checked")
@@ -189,26 +153,6 @@ def _run(
         + ("all right" if right and all_found else "NOT MET")
     )
     return 0 if right and all_found and caught else 1
-
-
-def memory_free(device: torch.device) -> int:
-    """Return the bytes that can still be allocated, as far as the system says so."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    free = 1 << 62
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) << 10
-    except OSError:
-        pass
-    try:  # a container's own limit; "max" is none
-        group = Path("/sys/fs/cgroup")
-        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, limit - used)
-    except (OSError, ValueError):
-        pass
-    return free
 
 
 def fit(case: Case, free: int) -> Case | None:
@@ -257,16 +201,3 @@ def _setting(problem: problems.Problem) -> str:
 
 def _verdict(right: bool) -> str:
     return "right" if right else "WRONG"
-
-
-def _rate(bytes_per_second: float) -> str:
-    value = bytes_per_second / 1e9
-    return f"{value:.2f} GB/s" if value < 10 else f"{value:.0f} GB/s"
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mla_ops import _autograd, _compiled, capability, checks
+from mla_ops import _autograd, _compiled, capability, checks, validate
 from mla_ops.backends import aiter as aiter_backend
 from mla_ops.backends import torch as torch_backend
 from mla_ops.plan_spec import AITER, numel
@@ -161,7 +161,13 @@ def _fill(
     decision = capability.decide(q, kv_cache, kv_lora_rank, causal, lse is not None, backend, spec)
     private = getattr(torch.ops.mla, f"_decode_{decision.backend}").default
     kwargs.update(kv_lora_rank=kv_lora_rank, causal=causal, out=out, lse=lse)
-    private(q, kv_cache, *args, **kwargs)
+    if not validate.checked_by_kernel(decision.backend, q.device):
+        validate.tables(*args[:2], *kv_cache.shape[:2])
+    if torch.autograd.profiler._is_profiler_enabled:
+        with torch.profiler.record_function(f"mla::decode[{decision.backend} {decision.kernel}]"):
+            private(q, kv_cache, *args, **kwargs)
+    else:
+        private(q, kv_cache, *args, **kwargs)
 
 
 # plan

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mla_ops import _compiled, capability, checks
-from mla_ops.backends import aiter_plan
+from mla_ops import _compiled, capability, checks, tuned
+from mla_ops.backends import aiter_choice, aiter_plan
 from mla_ops.plan_spec import NATIVE, AiterPlanSpec, PlanSpec
 
 # Tokens per unit. Small enough that a worker's share is within a few per cent of the mean, and a
@@ -80,8 +80,8 @@ def plan(
     seq_lens: [B] int32. block_table: [B, pages] int32; pages * page_size bounds what the plan has
         room for.
     page_size, num_heads, q_len: of the decode it is for.
-    workers: how many share the work; by default the threads of a CPU or the multiprocessors of a
-        GPU.
+    workers: how many share the work; by default what `python -m mla_ops tune` found for such
+        shapes, or else the threads of a CPU or the multiprocessors of a GPU.
     batch_invariant: cut sequences every `split_tokens` tokens and nowhere else, so that a
         sequence's result has the same bits alone, in any batch and at any place in it. aiter does
         not have it.
@@ -107,8 +107,10 @@ def plan(
             "a plan for aiter must be made with kv_cache and without batch_invariant, got a "
             f"request {wrong}"
         )
+    if workers is None and not batch_invariant:
+        workers = _tuned_workers(seq_lens, block_table.shape[1] * page_size, num_heads, q_len)
     if workers is None:
-        workers = _workers(seq_lens.device, seq_lens.shape[0], q_len * num_heads)
+        workers = default_workers(seq_lens.device, seq_lens.shape[0], q_len * num_heads)
     unit = split_tokens if batch_invariant else UNIT_TOKENS
     batch = seq_lens.shape[0]
     capacity = batch * max(1, -(-block_table.shape[1] * page_size // unit))
@@ -117,7 +119,9 @@ def plan(
     return DecodePlan(torch.ops.mla.plan(seq_lens, block_table, spec), spec)
 
 
-def _workers(device: torch.device, batch: int, rows: int) -> int:
+def default_workers(device: torch.device, batch: int, rows: int) -> int:
+    """Return how many share the work of a batch, with `rows` query rows for each sequence, where
+    nothing else was said or tuned."""
     most = _most_workers(device, rows)
     if device.type != "cuda" or not batch:
         return most
@@ -161,3 +165,23 @@ def _aiter_plan(
     batch, columns = block_table.shape
     spec = aiter_plan.spec_for(batch, q_len, heads, q_dtype, cache, columns, lse)
     return DecodePlan(torch.ops.mla.plan(seq_lens, block_table, spec), spec)
+
+
+def _tuned_choice(shape: aiter_choice.Shape) -> aiter_choice.Choice | None:
+    if not tuned.entries():
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    sizes = (shape.batch, shape.max_tokens, shape.heads, shape.q_len)
+    found = tuned.choice(device, "aiter", *sizes)
+    return None if not found else aiter_choice.DEFAULT._replace(**found)
+
+
+aiter_choice.tuned = _tuned_choice
+
+
+def _tuned_workers(seq_lens: Tensor, tokens: int, heads: int, q_len: int) -> int | None:
+    # Under torch.compile sizes may be symbolic, and plans are made outside.
+    if torch.compiler.is_compiling():
+        return None
+    found = tuned.choice(seq_lens.device, "native", seq_lens.shape[0], tokens, heads, q_len)
+    return found.get("workers")

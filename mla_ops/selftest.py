@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mla_ops import capability, checks
-from mla_ops.demo import _device
+from mla_ops.console import add_device, chosen_device
 from mla_ops.plan import plan
 from mla_ops.subjects import PAGE, Subject, make, run, subjects
 
@@ -24,9 +24,7 @@ LATER = (5, 0, 64, 1, 1000, 299, 0, 2, 128)  # what a replay finds in place of R
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of `selftest`."""
-    parser.add_argument(
-        "--device", type=_device, help="cpu, cuda or cuda:N (default: a GPU where torch sees one)"
-    )
+    add_device(parser)
     parser.add_argument(
         "--backend", choices=checks.BACKENDS[1:], help="this backend's kernels only"
     )
@@ -34,8 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     """Run the self-test; return 0 where all is right, 1 where something is not or nothing ran."""
-    default = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device: torch.device = arguments.device or default
+    device = chosen_device(arguments)
     backends = (arguments.backend,) if arguments.backend else checks.BACKENDS[1:]
     arch = capability.arch_of(device)
     print(f"{device} ({arch}), torch {torch.__version__}: relative L2 error of the worst row")

@@ -9,15 +9,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mla_ops import capability, checks, reference
+from mla_ops import capability, checks, reference, workload
 from mla_ops.decode import decode
 from mla_ops.plan import DecodePlan
 
 WIDTH, PAGE = 576, 64
 SCALE = 192**-0.5
-
-BAR = 3e-3  # weights in bfloat16: as demo's
-FLOAT8_BAR = 5e-2  # weights in float8, as in aiter's a8w8 kernels: 3 bits of mantissa
 
 HEADS = (20, 128)  # no whole number of groups of 16; and all that there can be
 
@@ -70,7 +67,7 @@ def subjects(device: torch.device, backend: str) -> Iterator[Subject]:
                 )
                 if chosen is not None and chosen.kernel not in seen:
                     seen.add(chosen.kernel)
-                    bar = FLOAT8_BAR if "a8w8" in chosen.kernel else BAR
+                    bar = workload.bar(q_dtype, chosen.kernel)
                     kernel = chosen.kernel
                     yield Subject(chosen.backend, kernel, q_dtype, cache_dtype, q_len, heads, bar)
 

@@ -29,6 +29,11 @@ def _wanted(tensor: Tensor) -> bool:
     return True
 
 
+def checked_by_kernel(backend: str, device: torch.device) -> bool:
+    """Say whether a backend's decode checks lengths and tables itself."""
+    return backend == "native" and device.type == "cpu"
+
+
 def tables(block_table: Tensor, seq_lens: Tensor, pages: int, page_size: int) -> None:
     """Raise ValueError with the first length, or page in use, that is not there."""
     if not _wanted(seq_lens):

@@ -12,11 +12,14 @@ import pytest
 import torch
 
 import mla_ops
-from mla_ops import capability, reference
+from mla_ops import capability, reference, variables
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "BENCHMARKS.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -121,6 +124,17 @@ def test_every_environment_variable_is_told_and_no_other() -> None:
         for path in (ROOT / folder).rglob(pattern):
             used |= set(re.findall(r"[\"'](MLA_OPS_[A-Z_]+)[\"']", path.read_text()))
     assert told == used - INTERNAL
+
+
+def test_variables_are_told_as_the_package_knows_them() -> None:
+    rows = re.findall(r"^\| `(MLA_OPS_\w+)` \|(.*)\|(.*)\|(.*)\|$", README, re.M)
+    told = {name: [cell.strip() for cell in cells] for name, *cells in rows}
+    for name, values, default, meaning in variables.VARIABLES:
+        if values:
+            assert told[name][0] == ", ".join(f"`{value}`" for value in values)
+        assert told[name][1] == meaning
+        assert told[name][2].strip("`") == default.strip("`") or told[name][2] == default
+    assert set(variables.OF_THE_BUILD) <= set(told)
 
 
 def test_every_public_name_is_told() -> None:
