@@ -15,6 +15,7 @@ struct PlanSpec {
   static constexpr int64_t kFields = 8;
   static constexpr int64_t kMaxWorkers = 1 << 16;  // MAX_WORKERS of mla_ops/checks.py
   static constexpr int64_t kNative = 0;            // `kind` of a plan for the native backends
+  static constexpr int64_t kUnitTokens = 64;       // of a plan made here: UNIT_TOKENS of plan.py
 
   int64_t kind, batch, q_len, heads, workers, unit_tokens, fixed_split, unit_capacity;
 

@@ -12,17 +12,14 @@
 namespace mla::cpu {
 namespace {
 
-// Tokens per unit of a schedule made here; see mla_ops/plan.py.
-constexpr int64_t kUnitTokens = 64;
-
 // The plan that came, or one made here with a worker per thread.
 PlanSpec check_or_make_plan(const DecodeArgs& args, const at::Tensor& seq_lens,
                             const std::optional<at::Tensor>& plan,
                             at::OptionalIntArrayRef plan_spec, std::vector<int32_t>& first_unit) {
   if (!plan.has_value()) {
     const std::array<int64_t, PlanSpec::kFields> made = {
-        PlanSpec::kNative,     args.batch,  args.q_len, args.heads,
-        at::get_num_threads(), kUnitTokens, 0,          INT32_MAX};
+        PlanSpec::kNative,     args.batch, args.q_len, args.heads, at::get_num_threads(),
+        PlanSpec::kUnitTokens, 0,          INT32_MAX};
     const PlanSpec spec{at::IntArrayRef(made)};
     fill_first_unit(seq_lens, spec.unit_tokens, spec.unit_capacity, first_unit.data());
     return spec;

@@ -7,9 +7,6 @@
 namespace mla::gpu {
 namespace {
 
-// Tokens per unit of a schedule made here; see mla_ops/plan.py.
-constexpr int64_t kUnitTokens = 64;
-
 bool is_multiple(const void* pointer, std::initializer_list<int64_t> elements, int64_t bytes) {
   bool result = reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
   for (const int64_t count : elements) result &= count * bytes % 16 == 0;
@@ -35,14 +32,15 @@ PlanSpec check_or_make_plan(const DecodeArgs& args, const at::Tensor& seq_lens,
     spec.check_plan(plan, args, seq_lens.device());
     return spec;
   }
-  const int64_t units = (args.table_pages * args.page_size + kUnitTokens - 1) / kUnitTokens;
+  const int64_t units =
+      (args.table_pages * args.page_size + PlanSpec::kUnitTokens - 1) / PlanSpec::kUnitTokens;
   const int64_t capacity = args.batch * (units > 1 ? units : 1);
   const std::array<int64_t, PlanSpec::kFields> made = {PlanSpec::kNative,
                                                        args.batch,
                                                        args.q_len,
                                                        args.heads,
                                                        workers(device.info(), args.rows()),
-                                                       kUnitTokens,
+                                                       PlanSpec::kUnitTokens,
                                                        0,
                                                        capacity < INT32_MAX ? capacity : INT32_MAX};
   const PlanSpec spec{at::IntArrayRef(made)};
