@@ -5,7 +5,6 @@ make docs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,10 @@ def box(
     axis.text(x + width / 2, y + height / 2, text, **options)
 
 
-def arrow(axis: Any, begin: Sequence[float], end: Sequence[float], **more: Any) -> None:
+def arrow(axis: Any, begin: tuple[float, float], end: tuple[float, float], **more: Any) -> None:
     """Draw an arrow."""
-    options = {"arrowstyle": "-|>", "mutation_scale": 9, "linewidth": 1.0, "color": INK} | more
+    options: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 9, "linewidth": 1.0}
+    options |= {"color": INK} | more
     axis.add_patch(FancyArrowPatch(begin, end, shrinkA=0, shrinkB=0, **options))
 
 
