@@ -433,3 +433,23 @@ def merge_states(out_a: Tensor, lse_a: Tensor, out_b: Tensor, lse_b: Tensor) -> 
         _dtype(name, lse, torch.float32)
         _shape(name, lse, "out_a's shape without the last", *out_a.shape[:-1])
     _device(out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
+
+
+def sharding(seq_lens: Tensor, world: int, rank: int, interleave: int, q_len: int) -> None:
+    """How `mla_ops.distributed` spreads sequences over ranks."""
+    _dtype("seq_lens", seq_lens, torch.int32)
+    _dim("seq_lens", seq_lens, "[batch]", 1)
+    _number("world", world, 1, INT32_MAX)
+    _number("rank", rank, 0, world - 1)
+    _number("interleave", interleave, 1, INT32_MAX // world)
+    _number("q_len", q_len, 1, MAX_Q_LEN)
+
+
+def partials(outs: Tensor, lses: Tensor) -> None:
+    tensors(outs=outs, lses=lses)
+    if outs.dim() < 2 or not outs.shape[0]:
+        _value("outs", "[parts, ..., kv_lora_rank] of one part or more", list(outs.shape))
+    _dtype("outs", outs, *WIDE)
+    _dtype("lses", lses, torch.float32)
+    _shape("lses", lses, "outs' shape without the last", *outs.shape[:-1])
+    _device(outs, lses=lses)
