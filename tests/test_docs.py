@@ -27,11 +27,15 @@ def blocks(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.name)
 def test_the_code_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From top to bottom, as a reader would, on a CPU: later blocks use what earlier ones made."""
+    namespace: dict[str, Any] = {}
     if page.name == "transformers.md":
         pytest.importorskip("transformers")
+        import tiny_models
+
+        inputs = {"input_ids": torch.tensor([[5, 3, 8]]), "max_new_tokens": 2}
+        namespace = {"model": tiny_models.make("deepseek_v3"), "inputs": inputs}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     torch.manual_seed(0)
-    namespace: dict[str, Any] = {}
     for block in blocks(page):
         exec(compile(block, str(page), "exec"), namespace)
 
