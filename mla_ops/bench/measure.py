@@ -105,9 +105,9 @@ def _rows(
         median = times[name].median
         low, high = times[name].quartiles
         row |= {
-            "median_us": f"{median * 1e6:.2f}",
-            "quarter_us": f"{low * 1e6:.2f}",
-            "three_quarters_us": f"{high * 1e6:.2f}",
+            "median_us": f"{median * 1e6:.3f}",
+            "quarter_us": f"{low * 1e6:.3f}",
+            "three_quarters_us": f"{high * 1e6:.3f}",
             "turns": len(times[name].seconds),
             "timed_by": times[name].how,
             "gb_per_s": f"{case.useful_bytes / median / 1e9:.4g}",
