@@ -1,0 +1,2 @@
+"""Other libraries' names over our op: change the import, keep the calls. docs/compat.md has what
+differs."""
