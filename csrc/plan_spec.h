@@ -5,6 +5,8 @@
 
 #include <ATen/ATen.h>
 
+#include <array>
+
 #include "checks.h"
 #include "decode_args.h"
 #include "schedule.h"
@@ -37,6 +39,33 @@ struct PlanSpec {
     MLA_CHECK_SIZES(plan, {batch + 1});
     MLA_CHECK_CONTIGUOUS(plan);
     MLA_CHECK_MEMORY(plan);
+  }
+
+  // Of a plan that a decode makes for itself.
+  static PlanSpec made(const DecodeArgs& args, int64_t workers, int64_t unit_capacity) {
+    const std::array<int64_t, kFields> fields = {kNative, args.batch,  args.q_len, args.heads,
+                                                 workers, kUnitTokens, 0,          unit_capacity};
+    return PlanSpec{at::IntArrayRef(fields)};
+  }
+
+  // Of the plan that a decode was given.
+  static PlanSpec given(const at::Tensor& plan, at::OptionalIntArrayRef spec,
+                        const DecodeArgs& args, at::Device device) {
+    MLA_CHECK(spec.has_value(), "plan_spec", "given with a plan", "None");
+    const PlanSpec result(*spec);
+    result.check_plan(plan, args, device);
+    return result;
+  }
+
+  // What a plan is made from, and what it is written to.
+  void check_making(const at::Tensor& seq_lens, const at::Tensor& plan) const {
+    MLA_CHECK_DTYPE(seq_lens, at::kInt);
+    MLA_CHECK_SIZES(seq_lens, {batch});
+    MLA_CHECK_CONTIGUOUS(seq_lens);
+    MLA_CHECK_MEMORY(seq_lens);
+    MLA_CHECK(plan.device() == seq_lens.device(), "plan", c10::str("on ", seq_lens.device()),
+              plan.device());
+    check_plan(plan);
   }
 
   // Whether it was made for this decode.

@@ -16,18 +16,11 @@ namespace {
 PlanSpec check_or_make_plan(const DecodeArgs& args, const at::Tensor& seq_lens,
                             const std::optional<at::Tensor>& plan,
                             at::OptionalIntArrayRef plan_spec, std::vector<int32_t>& first_unit) {
-  if (!plan.has_value()) {
-    const std::array<int64_t, PlanSpec::kFields> made = {
-        PlanSpec::kNative,     args.batch, args.q_len, args.heads, at::get_num_threads(),
-        PlanSpec::kUnitTokens, 0,          INT32_MAX};
-    const PlanSpec spec{at::IntArrayRef(made)};
-    fill_first_unit(seq_lens, spec.unit_tokens, spec.unit_capacity, first_unit.data());
-    return spec;
-  }
-  MLA_CHECK(plan_spec.has_value(), "plan_spec", "given with a plan", "None");
-  const PlanSpec spec(*plan_spec);
-  spec.check_plan(*plan, args, seq_lens.device());
+  const PlanSpec spec = plan.has_value()
+                            ? PlanSpec::given(*plan, plan_spec, args, seq_lens.device())
+                            : PlanSpec::made(args, at::get_num_threads(), INT32_MAX);
   fill_first_unit(seq_lens, spec.unit_tokens, spec.unit_capacity, first_unit.data());
+  if (!plan.has_value()) return spec;
   const int32_t* planned = plan->const_data_ptr<int32_t>();
   for (int64_t b = 0; b <= args.batch; ++b)
     TORCH_CHECK_VALUE(

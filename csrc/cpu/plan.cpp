@@ -46,12 +46,7 @@ void plan(const at::Tensor& seq_lens, const at::Tensor& block_table, at::IntArra
           at::Tensor plan) {
   const PlanSpec spec(spec_fields);
   MLA_CHECK_CPU(seq_lens);
-  MLA_CHECK_DTYPE(seq_lens, at::kInt);
-  MLA_CHECK_SIZES(seq_lens, {spec.batch});
-  MLA_CHECK_CONTIGUOUS(seq_lens);
-  MLA_CHECK_MEMORY(seq_lens);
-  MLA_CHECK_CPU(plan);
-  spec.check_plan(plan);
+  spec.check_making(seq_lens, plan);
   (void)block_table;
   // A plan that cannot be made leaves the old one as it is.
   std::vector<int32_t> first_unit(static_cast<size_t>(spec.batch) + 1);

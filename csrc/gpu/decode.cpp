@@ -26,24 +26,14 @@ PlanSpec check_or_make_plan(const DecodeArgs& args, const at::Tensor& seq_lens,
                             at::OptionalIntArrayRef plan_spec, const OnDevice& device,
                             at::Tensor& plan) {
   if (plan_given.has_value()) {
-    MLA_CHECK(plan_spec.has_value(), "plan_spec", "given with a plan", "None");
     plan = *plan_given;
-    const PlanSpec spec(*plan_spec);
-    spec.check_plan(plan, args, seq_lens.device());
-    return spec;
+    return PlanSpec::given(plan, plan_spec, args, seq_lens.device());
   }
   const int64_t units =
       (args.table_pages * args.page_size + PlanSpec::kUnitTokens - 1) / PlanSpec::kUnitTokens;
   const int64_t capacity = args.batch * (units > 1 ? units : 1);
-  const std::array<int64_t, PlanSpec::kFields> made = {PlanSpec::kNative,
-                                                       args.batch,
-                                                       args.q_len,
-                                                       args.heads,
-                                                       workers(device.info(), args.rows()),
-                                                       PlanSpec::kUnitTokens,
-                                                       0,
-                                                       capacity < INT32_MAX ? capacity : INT32_MAX};
-  const PlanSpec spec{at::IntArrayRef(made)};
+  const PlanSpec spec = PlanSpec::made(args, workers(device.info(), args.rows()),
+                                       capacity < INT32_MAX ? capacity : INT32_MAX);
   plan = at::empty({args.batch + 1}, seq_lens.options());
   launch_plan(seq_lens, spec, plan, device);
   return spec;
@@ -84,13 +74,7 @@ void plan(const at::Tensor& seq_lens, const at::Tensor& block_table, at::IntArra
           at::Tensor plan) {
   const PlanSpec spec(spec_fields);
   const OnDevice device(seq_lens);
-  MLA_CHECK_DTYPE(seq_lens, at::kInt);
-  MLA_CHECK_SIZES(seq_lens, {spec.batch});
-  MLA_CHECK_CONTIGUOUS(seq_lens);
-  MLA_CHECK_MEMORY(seq_lens);
-  MLA_CHECK(plan.device() == seq_lens.device(), "plan", c10::str("on ", seq_lens.device()),
-            plan.device());
-  spec.check_plan(plan);
+  spec.check_making(seq_lens, plan);
   (void)block_table;
   launch_plan(seq_lens, spec, plan, device);
 }

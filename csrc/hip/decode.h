@@ -14,6 +14,14 @@ inline constexpr float kLog2E = 1.44269504088896340736f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 inline constexpr float kInfinity = __builtin_huge_valf();
 
+// What the tile loops have room for: numbers of a value, and of a cache row.
+inline constexpr int kMaxLatent = 512, kMaxWidth = 576;
+
+// Rows of full width that are whole pieces of 16 bytes: what the tile loops are quickest with.
+MLA_INLINE bool has_whole_rows(const MlaDecode& decode) {
+  return decode.is_aligned && decode.args.width == kMaxWidth;
+}
+
 // Offsets of a sequence's tokens fit int32, as seq_lens is; everything else is 64 bits wide.
 struct Length {
   int32_t tokens;

@@ -326,7 +326,7 @@ MLA_NAME(HardwareFloat8, 3)
 template <class Cache, int PARTS>
 void launch_parts(const MlaDecode& decode, const MlaDevice& device, hipStream_t stream) {
   const DecodeArgs& args = decode.args;
-  const bool is_whole = decode.is_aligned && args.width == kMaxWidth;
+  const bool is_whole = has_whole_rows(decode);
   const auto kernel =
       is_whole ? decode_tiles<Cache, PARTS, true> : decode_tiles<Cache, PARTS, false>;
   const dim3 grid(static_cast<unsigned>(decode.schedule.workers),

@@ -56,7 +56,7 @@ __device__ __forceinline__ void DecodeWorker<S>::fetch(Ahead& ahead, int stage_i
   char* stage = stage_memory_ + stage_index * S::kStageBytes;
   if (ahead.tokens >= 0) {
     const int first = lane_ % 8;
-    const bool is_whole = decode_.is_aligned && args_.width == kMaxWidth;
+    const bool is_whole = has_whole_rows(decode_);
 #pragma unroll
     for (int i = 0; i < S::kFetches; ++i) {
       const int row = fetched_row(i);

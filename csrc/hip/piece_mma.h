@@ -29,9 +29,9 @@ __device__ __forceinline__ void DecodeWorker<S>::begin_piece(const Note& note) {
       for (int k = 0; k < 4; ++k) out_[tile][i][k] = 0.0f;
 }
 
-// The query of a sequence, as the matrix unit's operand A, in the order of numbers in which score()
-// reads the cache: step `index` of group g has of row r the numbers g * 4 * kRunNumbers + quarter *
-// kRunNumbers + step * 4 and the three behind it.
+// The query of a sequence, as the matrix unit's operand A, in the order of numbers in which
+// multiply_keys() reads the cache: step `index` of group g has of row r the numbers g * 4 *
+// kRunNumbers + quarter * kRunNumbers + step * 4 and the three behind it.
 template <class S>
 __device__ __forceinline__ void DecodeWorker<S>::load_query(int32_t sequence, uint4* memory) {
   const Query query(decode_, sequence);

@@ -7,7 +7,6 @@
 
 namespace mla::gpu {
 
-inline constexpr int kMaxLatent = 512, kMaxWidth = 576;
 inline constexpr int kRowsAtOnce = 16;  // query rows of a block: the columns of a matrix tile
 
 // How a wave takes rows of a cache: BLOCKS matrix tiles of tokens at a time, in lane l units

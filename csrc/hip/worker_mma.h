@@ -9,7 +9,6 @@ namespace mla::gpu {
 
 inline constexpr int kDecodeWarps = 8;
 inline constexpr int kDecodeThreads = kDecodeWarps * 32;
-inline constexpr int kMaxLatent = 512, kMaxWidth = 576;
 
 // What a block works on: CACHE is the cache's type, ROW_TILES times 16 query rows and TOKENS tokens
 // at a time, STAGES such tiles in shared memory.
